@@ -31,6 +31,19 @@ class OutputState(StrEnum):
     STABILIZATION = "STABILIZATION"
 
 
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What a step does to shorten a recovery (`core.eventual_checkpoint`)."""
+
+    #: Time windows and joins fold all rows of the inputs that they refer to.
+    folds: bool = False
+    #: Whether all layers of keyed state become one; None: when it is worthwhile for the steps.
+    merges: bool | None = None
+
+
+NO_UPKEEP = Upkeep()
+
+
 def bucket_of(time_us: int, width_us: int) -> int:
     return time_us // width_us
 

@@ -84,7 +84,8 @@ def test_a_replica_that_is_paired_again_needs_no_checkpoint() -> None:
 
 def test_an_unpaired_replica_writes_a_checkpoint_every_checkpoint_buckets() -> None:
     node, _ = started(checkpoint_buckets=2)
-    node.handle(core.Unpaired(0, True))
+    assert node.handle(core.Unpaired(0, True)) == [core.Checkpoint("out", -1)]
+    node.handle(core.CheckpointDone(0, "out", -1, needs_from=0))
     done = node.handle(core.StepDone(0, "out", 4, needs_from=5, horizon=4))
     assert core.Checkpoint("out", 4) in done
 

@@ -274,6 +274,16 @@ def test_a_checkpoint_whose_inputs_were_released_belongs_to_an_older_copy_of_the
     assert f"resumes from bucket {bucket} and needs 's2' from bucket {needs_from}" in failed.why
 
 
+@pytest.mark.parametrize("recovery", ["checkpoint", "cec"])
+def test_without_a_checkpoint_no_result_is_skipped(recovery: str) -> None:
+    """Convergent operators, too: upstream does not retain the inputs of unreleased results."""
+    core = Progress([PATH], recovery=recovery)
+    assert core.handle(opened("s1", 0, 9)) == []
+    (failed,) = core.handle(opened("s2", 0, 9))
+    assert isinstance(failed, Fail)
+    assert "it needs its inputs up to bucket 9, which were deleted" in failed.why
+
+
 def test_a_replica_of_a_pair_acknowledges_its_start_position_at_once() -> None:
     core = Progress([replace(PATH, convergent=False)], recovery="pairs", resumed=RESUMED)
     actions = core.handle(Began(0))

@@ -62,25 +62,35 @@ def test_no_measurement_makes_rows_or_entries_free() -> None:
     assert costs.predicted_us(0, 10**9) > 10_000_000
 
 
-def test_parallel_tasks_do_not_load_longer_than_the_step_takes() -> None:
-    recovery, costs = Recovery(open_us=100_000, entries=80_000), RecoveryCosts()
-    recovery.replayed({1: 50_000, 2: 50_000}, took_us=4_000_000, loaded_us=9_000_000)
-    assert (recovery.load_us, recovery.replay_us, recovery.rows) == (4_000_000, 0, 100_000)
-    assert recovery.finished({3: 10}, 200_000, 0, costs) == 4_300_000
+def test_a_recovery_lasts_until_the_first_new_bucket_is_committed() -> None:
+    recovery, costs = Recovery(upto=2, entries=80_000, load_us=400_000), RecoveryCosts()
+    recovery.replayed({1: 50_000}, took_us=1_500_000)
+    recovery.replayed({2: 50_000}, took_us=2_500_000)
+    assert recovery.finished({3: 10}, 200_000, costs) == 4_600_000
+    assert (costs.entry_us, costs.row_us, costs.fixed_us) == (5.0, 40.0, 200_000.0)
 
 
 def test_a_backlog_is_not_a_cost_of_recovery() -> None:
     """After an outage, the first new step contains all buckets since."""
-    recovery, costs = Recovery(100_000, 0), RecoveryCosts(row_us=10.0)
+    recovery, costs = Recovery(upto=3, entries=0, load_us=100_000), RecoveryCosts(row_us=10.0)
     backlog = dict.fromkeys(range(4, 604), 10_000)
-    took_us = recovery.finished(backlog, 60_000_000, 0, costs)
+    took_us = recovery.finished(backlog, 60_000_000, costs)
     assert took_us == 200_000, "599 buckets at 100 ms are backlog"
     assert costs.predicted_us(0, 0) == pytest.approx(200_000)
 
 
-def test_entries_that_the_first_new_step_loads_count_once() -> None:
-    recovery, costs = Recovery(500_000, entries=100_000), RecoveryCosts()
-    assert (
-        recovery.finished({9: 10}, took_us=2_500_000, loaded_us=2_000_000, costs=costs) == 3_000_000
-    )
-    assert costs.entry_us == pytest.approx(20.0)
+def test_the_first_recovery_replaces_the_assumed_fixed_costs_later_ones_correct_them() -> None:
+    costs = RecoveryCosts()
+    recovery = Recovery(upto=3, entries=0, load_us=0)
+    recovery.finished({4: 10}, 900_000, costs)
+    assert costs.fixed_us == 900_000
+    Recovery(upto=9, entries=0, load_us=0).finished({10: 10}, 500_000, costs)
+    assert costs.fixed_us == pytest.approx(700_000), "the mean of two"
+    for _ in range(50):
+        Recovery(upto=9, entries=0, load_us=0).finished({10: 10}, 500_000, costs)
+    assert costs.fixed_us == pytest.approx(500_000, rel=0.01), "old ones are forgotten"
+
+
+def test_without_logged_costs_the_assumed_ones_apply() -> None:
+    """The newest checkpoint may be from another form of recovery."""
+    assert RecoveryCosts.of(()) == RecoveryCosts()

@@ -89,8 +89,10 @@ class Copy:
     #: The replica holds its inputs, and has not started yet.
     catching_up: bool = False
     unsaid: list[Position] = field(default_factory=list)
-    #: Checkpoints that are on the disk but not yet reported to the node.
-    saved: list[core.CheckpointDone] = field(default_factory=list)
+    #: The checkpoint that is being written, and the one that is on the disk, but not yet reported
+    #: to the node.
+    flushing: core.CheckpointDone | None = None
+    saved: core.CheckpointDone | None = None
 
 
 class Pair:
@@ -114,17 +116,17 @@ class Pair:
             self._tell(replica, core.BoundaryArrived(0, "s", self.closed_upto))
 
     def work(self, name: str) -> None:
-        """Run a step. Its checkpoint may not be reported yet, and acknowledgements may still be in
-        flight."""
+        """Run a step. Its checkpoint may not be written or reported yet, and acknowledgements may
+        still be in flight."""
         replica, delivered = self.copies[name], self._chance.randint(0, 9)
-        if (
-            replica.memory is not None
-            and (hi := replica.memory.paths["out"].running_upto) is not None
-        ):
-            needs_from = max(0, hi + 1 - self._chance.randint(0, 2))
+        path = None if replica.memory is None else replica.memory.paths["out"]
+        if path is not None and (hi := path.running_upto) is not None:
+            needs_from = max(0, path.needs_from, hi + 1 - self._chance.randint(0, 2))
             self._tell(replica, core.StepDone(0, "out", hi, needs_from, hi))
-        while replica.saved and self._chance.random() < 0.8:
-            self._tell(replica, replica.saved.pop(0))
+        self._flush(replica)
+        if replica.saved is not None and self._chance.random() < 0.8:
+            saved, replica.saved = replica.saved, None
+            self._tell(replica, saved)
         for position in replica.unsaid[:delivered]:
             self._take(name, position)
         replica.unsaid = replica.unsaid[delivered:]
@@ -140,7 +142,8 @@ class Pair:
 
     def crash(self, name: str) -> None:
         replica = self.copies[name]
-        replica.memory, replica.catching_up, replica.unsaid, replica.saved = None, False, [], []
+        replica.memory, replica.catching_up, replica.unsaid = None, False, []
+        replica.flushing = replica.saved = None
 
     def lose_disk(self, name: str) -> None:
         if all(replica.counts for replica in self.copies.values()):
@@ -188,6 +191,8 @@ class Pair:
             return
         peer_path = peer.memory.paths["out"] if peer.memory is not None else None
         if peer_path is not None and peer_path.position is not None:
+            if peer_path.needs_from <= self.trimmed_upto:
+                return  # the peer was declared dead, and its inputs are no longer retained
             replica.disk = Disk((peer_path.position, peer_path.needs_from), peer.disk.kept_from)
             self._come_up(replica, replica.disk.version)
         elif replica.counts and peer.memory is None:
@@ -229,17 +234,26 @@ class Pair:
         self._tell(replica, core.InputOpened(0, "s", 0, self.trimmed_upto))
         self._tell(replica, core.BoundaryArrived(0, "s", self.closed_upto))
 
+    def _flush(self, replica: Copy) -> None:
+        """The checkpoint becomes durable, fails, or takes longer."""
+        done, chance = replica.flushing, self._chance.random()
+        if done is None or chance < 0.2:
+            return
+        replica.flushing = None
+        if chance < 0.3:
+            self._tell(replica, core.CheckpointFailed(0, "out"))
+        else:
+            replica.disk.version, replica.saved = (done.bucket, done.needs_from), done
+
     def _tell(self, replica: Copy, event: core.Event) -> None:
         if replica.memory is None:
             return
         for action in replica.memory.handle(event):
             match action:
                 case core.Checkpoint():
-                    path = replica.memory.paths["out"]
-                    replica.disk.version = (action.bucket, path.needs_from)
-                    replica.saved.append(
-                        core.CheckpointDone(0, "out", action.bucket, path.needs_from)
-                    )
+                    assert replica.flushing is None and replica.saved is None
+                    needs_from = replica.memory.paths["out"].needs_from
+                    replica.flushing = core.CheckpointDone(0, "out", action.bucket, needs_from)
                 case core.Acknowledge():
                     position = Position(action.received, action.no_longer_needed, replica.epoch)
                     replica.unsaid.append(position)

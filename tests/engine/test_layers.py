@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from holdfast.engine import layers
-from holdfast.engine.count_windows import CountWindows
+from holdfast.engine.count_windows import CountTotals, CountWindows
 from holdfast.engine.keyed import StepState, run_shard
 from holdfast.engine.keyed_operators import KeyedOperator, UserFunction, has_keys
 from holdfast.engine.state import Shard
@@ -55,19 +55,34 @@ def function(*, by_key: bool, fn: Any = sessions) -> UserFunction:
     return UserFunction(fn, "f", "ts", "due", STATE, OUT, WIDTH_US, keys)
 
 
-class Run:
-    """Steps of one shard."""
+OPERATORS: dict[str, KeyedOperator] = {
+    "totals": CountTotals(
+        ("k",), "ts", 4, (), {"ts": "max"},
+        pa.schema([("k", pa.int64()), ("ts", TIMESTAMP), ("__n", pa.int64())]),
+    ),
+    "rows": CountWindows(("k",), "ts", 4, 4, ROWS),
+    "sliding": CountWindows(("k",), "ts", 5, 2, ROWS),
+    "sessions": function(by_key=True),
+}  # fmt: skip
 
-    def __init__(self, operator: KeyedOperator, folder: Path) -> None:
+
+class Run:
+    """Steps of one shard. `merges`: whether each step merges all layers into one."""
+
+    def __init__(
+        self, operator: KeyedOperator, folder: Path, *, merges: bool | None = None
+    ) -> None:
         self.operator, self.folder = operator, str(folder)
+        self.merges = merges
         self.shard = Shard()
         self.steps = 0
 
     def step(self, rows: pa.Table, upto: int) -> pa.Table:
         self.steps += 1
-        step = StepState(self.folder, f"p/op.{self.steps}", upto, {0: self.shard}, {}, 1 << 18)
+        folder = f"p/op.{self.steps}"
+        step = StepState(self.folder, folder, upto, {0: self.shard}, {}, 1 << 18, self.merges)
         assert StepState.of(step.text()) == step
-        out, self.shard, _ = run_shard(self.operator, 0, rows, step)
+        out, self.shard = run_shard(self.operator, 0, rows, step)
         return out
 
     def bytes(self) -> int:
@@ -163,7 +178,7 @@ def test_a_key_without_state_leaves_no_entry_in_the_oldest_layer(tmp_path: Path)
     run.step(pa.table([pa.array([0, 1], TIMESTAMP), [2, 4], [0.0, 0.0]], schema=ROWS), 0)
     assert run.shard.timer is not None
     run.step(ROWS.empty_table(), 20)
-    assert (run.shard.layers, run.shard.rows, run.shard.timer) == ((), 0, None)
+    assert run.shard == Shard()
 
 
 @pytest.mark.usefixtures("small")
@@ -272,6 +287,41 @@ def test_layers_are_merged_level_by_level() -> None:
     )  # fmt: skip
 
 
+def test_all_layers_become_one_if_this_is_requested() -> None:
+    """To shorten recovery (CEC section III.A); otherwise for the speed of the steps."""
+    levels, sizes = [0, 1, 0], [100, 2, 1]
+    assert layers.to_merge(levels, sizes, fixed=0, most=1e9) is None
+    assert layers.to_merge(levels, sizes, fixed=0, most=1e9, whole=True) == (0, 3)
+    assert layers.to_merge(levels, sizes, fixed=0, most=102, whole=True) is None, "too many entries"
+    assert layers.to_merge(levels, sizes, fixed=1, most=1e9, whole=True) is None, "under way"
+    assert layers.to_merge([0], [10], fixed=0, most=1e9, whole=True) is None, "one already"
+    assert layers.to_merge([], [], fixed=0, most=1e9, whole=True) is None
+
+
+def test_recovery_may_prefer_many_layers_but_levels_are_still_merged() -> None:
+    """While recovery is short enough, the oldest layer is not written again."""
+    assert layers.to_merge([0, 0], [10, 10], fixed=0, most=1e9, whole=False) is None
+    full = [0] * layers.FANOUT
+    merge = layers.to_merge([0, *full], [1, *full], fixed=0, most=1e9, whole=False)
+    assert merge == (1, layers.FANOUT + 1)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_results_do_not_depend_on_when_layers_are_merged(tmp_path: Path, operator: str) -> None:
+    runs = [Run(OPERATORS[operator], tmp_path / str(m), merges=m) for m in (None, False, True)]
+    rng, most, results = np.random.default_rng(6), [0, 0, 0], 0
+    for bucket in range(80):
+        rows = rows_of(rng, bucket, bucket, int(rng.integers(0, 12)), 40)
+        outs = [sort_canonical(run.step(rows, bucket), "ts") for run in runs]
+        assert outs[0].equals(outs[1]) and outs[0].equals(outs[2])
+        assert len({(run.shard.rows, run.shard.timer) for run in runs}) == 1
+        most = [max(n, len(run.shard.layers)) for n, run in zip(most, runs, strict=True)]
+        results += outs[0].num_rows
+    assert 1 == most[2] < 3 < most[0] < most[1]
+    assert results > 70
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_timers_are_read_as_they_were_written(seed: int, tmp_path: Path) -> None:
     """Runs of equal times, which are stored without them, and others between them."""
@@ -281,16 +331,18 @@ def test_timers_are_read_as_they_were_written(seed: int, tmp_path: Path) -> None
         for _ in range(12)
     ]
     us = np.repeat(np.sort(rng.choice(1_000, len(runs), replace=False)) - 500, runs)
+    hashes = np.sort(rng.integers(-(2**62), 2**62, len(us)))
     timers = np.zeros(len(us), layers.NO_TIMERS.dtype)
-    timers["us"], timers["hash"] = us, rng.integers(-(2**62), 2**62, len(us))
-    nothing = layers.Entries(np.array([], np.int64), np.array([], bool), STATE.empty_table())
-    layer = layers.write_layer(
-        nothing, None, 0, layers.LayerName(str(tmp_path), "p", "x"), layers.in_order(timers)
-    )
+    timers["us"], timers["hash"] = rng.permutation(us), hashes
+    numbers = np.arange(len(us))
+    rows = pa.table([numbers, numbers, pa.array(timers["us"], TIMESTAMP)], schema=STATE)
+    entries = layers.Entries(hashes, np.zeros(len(us), bool), rows)
+    name = layers.LayerName(str(tmp_path), "p", "x")
+    layer, without = (layers.write_layer(entries, timer, 0, name) for timer in ("due", None))
     with layers.LayerFile(str(tmp_path), layer, STATE) as file:
         for _ in range(20):
             lo, hi = np.sort(rng.integers(-600, 600, 2)).tolist()
             wanted = layers.in_order(timers[(timers["us"] >= lo) & (timers["us"] < hi)])
             assert (layers.in_order(file.timers(lo, hi, math.inf)) == wanted).all()
-    stored = (tmp_path / layer.file).stat().st_size
-    assert stored < 16 * len(timers)
+    sizes = [(tmp_path / written.file).stat().st_size for written in (layer, without)]
+    assert 8 * len(us) < sizes[0] - sizes[1] < 16 * len(us)

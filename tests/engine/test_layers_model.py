@@ -51,7 +51,9 @@ class Function:
 
     def __call__(self, state: pa.Table, rows: pa.Table, info: Any) -> tuple[pa.Table, pa.Table]:
         times = state["due"].cast(pa.int64()).to_pylist()
-        held = list(zip(state["k"].to_pylist(), state["n"].to_pylist(), times, strict=True))
+        held: list[Any] = list(
+            zip(state["k"].to_pylist(), state["n"].to_pylist(), times, strict=True)
+        )
         self.calls.append((info.bucket, [(spelled(k), n, due) for k, n, due in held],
                            rows["x"].to_pylist()))  # fmt: skip
         of_key: dict[str, list[list[Any]]] = {}
@@ -118,24 +120,27 @@ class Layered:
                 layers_after = (*shard.layers[:first], *new, *shard.layers[end:])
                 shard, fixed = Shard(layers_after, shard.rows, shard.timer), 0
                 self._merge = None
+        merges = rng.choice([None, None, False, True])
         for _ in range(rng.choice([1, 1, 2])):  # a step may be repeated
-            out, after = self._run(shard, rows, upto, fixed)
+            out, after = self.run(shard, rows, upto, fixed, merges)
         self.shard = after
         if self._merge is None:
-            self._start_merge()
+            self._start_merge(merges)
         return out
 
-    def _run(self, shard: Shard, rows: pa.Table, upto: int, fixed: int) -> tuple[pa.Table, Shard]:
+    def run(
+        self, shard: Shard, rows: pa.Table, upto: int, fixed: int = 0, merges: bool | None = None
+    ) -> tuple[pa.Table, Shard]:
         self._steps += 1
         folder = f"p/op.{self._steps}"
-        step = StepState(self._folder, folder, upto, {0: shard}, {0: fixed}, self._step_max)
-        return run_shard(self._operator, 0, rows, StepState.of(step.text()))[:2]
+        step = StepState(self._folder, folder, upto, {0: shard}, {0: fixed}, self._step_max, merges)
+        return run_shard(self._operator, 0, rows, StepState.of(step.text()))
 
-    def _start_merge(self) -> None:
+    def _start_merge(self, whole: bool | None) -> None:
         held = self.shard.layers
         due = layers.to_merge(
             [layer.level for layer in held], [layer.entries for layer in held], fixed=0,
-            most=math.inf,
+            most=math.inf, whole=whole,
         )  # fmt: skip
         if due is not None:
             chosen = held[slice(*due)]
@@ -177,7 +182,7 @@ def test_layers_give_the_same_results_as_one_bucket_at_a_time(
         for bucket in range(at, last + 1):
             inside = [number for number, time in enumerate(times) if time // WIDTH_US == bucket]
             part = rows.take(pa.array(inside, pa.int64()))
-            expected.append(plain._run(plain.shard, part, bucket, 0))
+            expected.append(plain.run(plain.shard, part, bucket))
             plain.shard = expected[-1][1]
         outs = pa.concat_tables([out for out, _ in expected])
         assert sort_canonical(found, "ts").equals(sort_canonical(outs, "ts"))

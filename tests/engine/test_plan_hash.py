@@ -14,10 +14,11 @@ from holdfast.model.partitions import physical
 Build = Callable[[hf.Stream], hf.Stream]
 
 
-def plan_hash(build: Build, *, bucket: str = "500ms") -> str:
+def plan_hash(build: Build, *, bucket: str = "500ms", **protection: Any) -> str:
     net = hf.Network("n", bucket=bucket)
     tap = net.source("tap", "ts timestamp, src string, n long", time="ts")
     net.output("out", build(tap))
+    net.protect("main", **protection)
     expanded = physical(net)
     engine = Engine.__new__(Engine)
     engine.network = expanded
@@ -39,6 +40,13 @@ def test_another_condition_changes_the_plan_hash() -> None:
     original = plan_hash(lambda tap: tap.filter("n > 0"))
     assert plan_hash(lambda tap: tap.filter("n > 1000")) != original
     assert plan_hash(lambda tap: tap.filter("n > 0")) == original
+
+
+def test_another_form_of_recovery_reads_the_same_state() -> None:
+    """Eventual checkpoints name the files that all checkpoints name."""
+    windows = stateful(lambda state, rows, info: (rows, state))
+    original = plan_hash(windows, recovery="checkpoint")
+    assert plan_hash(windows, recovery="cec", recovery_entries=10) == original
 
 
 def test_other_keys_of_an_exchange_change_the_plan_hash() -> None:

@@ -51,6 +51,20 @@ def test_state_of_another_holdfast_version_is_refused(
             Version.of("p", 5, other)
 
 
+def test_recovery_reads_each_file_once() -> None:
+    """The rows between two operators are in one file, also if a join reads them on both sides."""
+    total = Chunk("total", 1, 1, 2)
+    panes, both = Chunk("panes", 1, 1, 10, total=total), Chunk("both", 1, 1, 100)
+    layers = tuple(Layer(f"{n}.layer", n, 0, 1, 0, None, 0, 0) for n in (1_000, 2_000))
+    version = Version(
+        "p", 1, panes={"w": (panes,)}, edges={"j:0": (both,), "j:1": (both,)},
+        shards={"k": {0: Shard(layers, 1_500), 1: Shard()}},
+    )  # fmt: skip
+    assert set(version.sizes()) == set(version.files())
+    assert version.entries() == 2 + 10 + 100 + 3_000
+    assert version.keys() == 1_500
+
+
 def test_release_deletes_files_of_versions_that_are_not_retained(tmp_path: Path) -> None:
     old = version(tmp_path, 1, "p/a.parquet", "p/step.1/shard.parquet")
     new = version(tmp_path, 2, "p/a.parquet", "p/step.2/shard.parquet")

@@ -1,239 +1,254 @@
-"""Recovery of a node from footprints: real log, real state of keys, no Spark.
+"""Recovery of a node from its newest checkpoint: real log, real state of keys, no Spark.
 
-Random runs with two operators, buckets without rows, failed steps and crashes must give the same
-results as a run without any of them.
+A node with three keyed operators gets buckets with and without rows, several at once. Steps fail
+and are repeated, layers are merged beside them, and checkpoints are written while later steps run.
+The process or the machine dies at any moment, also while it starts again. The results must be the
+same as those of a run without any of this.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import uuid
-from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path as Folder
-from types import SimpleNamespace
+import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from holdfast.core.progress_events import Run
-from holdfast.engine.count_windows import CountWindows
-from holdfast.engine.engine import Engine
-from holdfast.engine.footprints import Footprints, Marked
-from holdfast.engine.inputs import InputFile, Leaving, OnResults, StepResult
-from holdfast.engine.keyed import FOOTPRINTS, StepState, run_shard
-from holdfast.engine.keyed_operators import KeyedOperator
-from holdfast.engine.state import Version, files_below
-from holdfast.engine.step import Step
-from holdfast.errors import StorageFull, TooLarge
-from holdfast.model.fragments import Path
-from holdfast.model.protection import Protection
-from holdfast.node.eventual_checkpoints import EventualCheckpoints
-from holdfast.storage import Boundary, Log, Record
-from tests.engine.test_footprints import ROWS, TOTALS, WIDTH_US, rows_of
-from tests.engine.test_layers import function
+from holdfast.config import Options
+from holdfast.engine import engine, layers
+from holdfast.errors import LogCorrupted, StorageLost
+from holdfast.model.contract import Contract
+from holdfast.model.network import Network
+from holdfast.verify.sim.simulated_disk import Crashed
+from tests.engine.test_layers import sessions
+from tests.node.damage import DAMAGE
+from tests.node.small_engine import DDL, ArrowStep, rows_of
+from tests.node.small_node import SmallNode, Upstream, expected, runs_with_crashes
 
 BUCKETS = 30
-PATH = Path("out", ("a", "b"), ("out",), ())
+CEC: list[dict[str, Any]] = [
+    {"recovery_rows": 15},
+    {"recovery_rows": 40, "recovery_entries": 25},
+    {"recovery_time": "1s"},
+    {"recovery_rows": 25, "recovery_entries": 60},
+]
 
 
-@dataclass
-class Inputs:
-    tables: dict[tuple[str, int], pa.Table] = field(default_factory=dict)
+def keyed(**protection: Any) -> Callable[[], Network]:
+    """Count windows as totals and with their rows, and sessions, which end with a timer."""
 
-    def rows(self, stream: str, lo: int, hi: int) -> list[pa.Table]:
-        return [self.tables[stream, b] for b in range(lo, hi + 1) if (stream, b) in self.tables]
-
-    def files(self, stream: str, lo: int, hi: int) -> list[InputFile]:
-        held = [
-            (b, self.tables[stream, b]) for b in range(lo, hi + 1) if (stream, b) in self.tables
-        ]
-        return [InputFile(b, "", table.num_rows, 0) for b, table in held]
-
-
-class SmallEngine:
-    """Runs operators without Spark, under the same conditions as `Step`."""
-
-    keep_footprints, drop_footprints = Engine.keep_footprints, Engine.drop_footprints
-
-    def __init__(self, folder: Folder, operators: dict[str, tuple[str, Marked]]) -> None:
-        self.folder, self.operators = str(folder), operators
-        self.network = SimpleNamespace(partitions=1)
-        self.error: tuple[int, Exception] | None = None
-
-    def plan_hash(self, path: Path) -> str:
-        return "plan"
-
-    def empty(self, path: Path, bucket: int) -> Version:
-        return Version(path.name, bucket, needs_from=bucket + 1, plan="plan")
-
-    def run(
-        self, path: Path, version: Version, lo: int, hi: int, inputs: Any, *,
-        on_results: OnResults, leaving: Leaving,
-    ) -> StepResult:  # fmt: skip
-        assert version.bucket + 1 == lo <= hi
-        step: Any = SimpleNamespace(before=version, hi=hi, folders=[])
-        shards, outputs = dict(version.shards), {}
-        for name, (stream, operator) in self.operators.items():
-            rows = inputs.rows(stream, lo, hi)
-            timers = [s.timer for s in shards.get(name, {}).values() if s.timer is not None]
-            due = any(us < (hi + 1) * WIDTH_US for us, _ in timers)
-            if not rows and not due and name not in version.found:
-                continue
-            folder = f"{path.name}/{name}.{hi}.{uuid.uuid4().hex[:8]}"
-            step.folders.append((name, folder, 1))
-            found = {
-                number: [(bucket, Footprints.of(body)) for bucket, body in held]
-                for number, held in version.found.get(name, {}).items()
-            }
-            state = StepState(
-                self.folder, folder, hi, shards.get(name, {}), {}, 1 << 18, leaving.wanted, found,
-                version.replays_upto is not None,
-            )  # fmt: skip
-            table = pa.concat_tables([ROWS.empty_table(), *rows])
-            outputs[name], shard, left = run_shard(operator, 0, table, StepState.of(state.text()))
-            assert left is not None
-            leaving.left[name], shards[name] = {0: left}, {0: shard}
-        if self.error is not None and lo >= self.error[0]:
-            (_, error), self.error = self.error, None
-            raise error
-        on_results(outputs)  # type: ignore[arg-type]
-        after = Version(
-            path.name, hi, {}, {}, shards, hi + 1, "plan", found=Step._still_found(step),
-            replays_upto=Step._replays_upto(step),
+    def network() -> Network:
+        net = Network("keyed", bucket="100ms")
+        a, b = (net.source(name, DDL, time="ts", clock="manual") for name in "ab")
+        aggregates: Any = {"x": None}
+        totals = a.count_window(4, by="k", name="totals").agg(**aggregates)
+        sliding = b.count_window(5, by="k", slide=2, name="sliding").agg(**aggregates)
+        ended = net.union(a, b).stateful(
+            sessions, key="k", state="k bigint, n bigint, due timestamp",
+            out="ts timestamp, k bigint, n bigint", timer="due", name="sessions",
         )  # fmt: skip
-        return StepResult({}, after, 1)
+        net.output("windows", net.union(totals, sliding), contract=Contract(within="1min"))
+        net.output("ended", ended, contract=Contract(within="1min"))
+        net.protect("main", **{"recovery": "cec", **protection})
+        return net
+
+    return network
 
 
-class SmallNode:
-    def __init__(
-        self, root: Folder, inputs: Inputs, operators: dict[str, tuple[str, Marked]], **limits: Any
-    ) -> None:
-        self.root, self.inputs, self.operators, self.limits = root, inputs, operators, limits
-        self.results: Counter[str] = Counter()
-        self.now_us = 0
-        self.start()
-
-    def start(self) -> None:
-        self.log = Log.open(self.root, "node", fsync="never")
-        self.engine = self.make_engine()
-        engine: Any = self.engine
-        inputs: Any = self.inputs
-        protection = Protection(recovery="cec", **self.limits)
-        self.eventual = EventualCheckpoints(
-            "node", self.log, engine, inputs, lambda: self.now_us, protection
-        )
-        version = self.eventual.recover(PATH)
-        self.eventual.recovered()
-        if not self.log.has("out"):
-            self.log.open_stream("out", "ts timestamp", "ts", 0)
-        self.version = version or engine.empty(PATH, -1)
-
-    def make_engine(self) -> SmallEngine:
-        return SmallEngine(self.root / "state", self.operators)
-
-    def crash(self) -> None:
-        self.log.close()
-        shutil.rmtree(self.root / "state" / PATH.name, ignore_errors=True)
-        self.start()
-
-    def run(self, hi: int) -> None:
-        self.now_us += 200_000
-
-        def on_results(results: Any, *more: Record) -> None:
-            is_new = hi > self.log.info("out").complete_upto
-            self.log.append(*[Boundary("out", hi)] * is_new, *more)
-            for name, table in results.items():
-                rows = table.drop_columns(["__seq"]) if "__seq" in table.column_names else table
-                self.results.update(f"{name} {sorted(row.items())}" for row in rows.to_pylist())
-
-        work = Run(PATH.name, self.version.bucket + 1, hi)
-        self.version = self.eventual.run(PATH, self.version, work, on_results).version
-
-    def named(self) -> set[str]:
-        """The files of footprints that the log names."""
-        states = self.log.states(PATH.name)
-        bodies = [body["footprints"] for at, body in states if at >= states[-1][1]["oldest"]]
-        lefts = [left for body in bodies for shards in body.values() for left in shards.values()]
-        return {file for left in lefts for file in Footprints.of(left).files()}
-
-    def on_disk(self) -> set[str]:
-        folder = self.root / "state" / FOOTPRINTS
-        return {os.path.join(FOOTPRINTS, file) for file in files_below(str(folder))}
-
-
-def with_timers() -> KeyedOperator:
-    return function(by_key=True)
-
-
-CASES: list[KeyedOperator] = [TOTALS, CountWindows(("k",), "ts", 5, 2, ROWS)]
-
-
-def test_timers_of_restored_keys_fire(tmp_path: Folder) -> None:
-    """Keys 2 and 4 have no rows after their footprints."""
-    inputs = Inputs()
-    for bucket in range(BUCKETS):
-        keys = [2, 4] if bucket == 0 else [1, 3]
-        times = [bucket * WIDTH_US, bucket * WIDTH_US + 1]
-        inputs.tables["a", bucket] = pa.table([times, keys, [1, 1]], schema=ROWS)
-    operators = {"one": ("a", Marked(with_timers(), WIDTH_US))}
-    results = []
-    for crashes in (False, True):
-        node = SmallNode(tmp_path / str(crashes), inputs, operators, recovery_rows=1)
-        for bucket in range(BUCKETS):
-            node.run(bucket)
-            if crashes and bucket == 3:
-                assert node.eventual.oldest(PATH.name) >= 1
-                node.limits = {}  # no further footprints
-                node.crash()
-        results.append(node.results)
-    assert results[0] == results[1]
-    assert sum(results[0].values()) == 2
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_crashes_and_failed_steps_change_no_result(seed: int, tmp_path: Folder) -> None:
+def given(seed: int, keys: int = 12, most: int = 12) -> Upstream:
+    """Somewhat fewer than half of the buckets have rows."""
     rng = np.random.default_rng(seed)
-    inputs = Inputs()
-    for bucket in range(BUCKETS):
-        for stream in "ab":
-            table = rows_of(rng, bucket, 8 if seed % 2 else 30)
-            if rng.random() < 0.45 and table.num_rows:
-                inputs.tables[stream, bucket] = table
-    operators = {
-        "one": ("a", Marked(CASES[seed % 2], WIDTH_US)),
-        "two": ("b", Marked(with_timers() if seed % 3 else TOTALS, WIDTH_US)),
+    tables = {
+        stream: {b: rows_of(rng, b, keys, most) for b in range(BUCKETS) if rng.random() < 0.45}
+        for stream in "ab"
     }
-    limits: list[dict[str, int]] = [
-        {"recovery_rows": 60}, {"recovery_entries": 20}, {},
-        {"recovery_rows": 30, "recovery_entries": 60},
-    ]  # fmt: skip
-    plain = SmallNode(tmp_path / "plain", inputs, operators)
-    for bucket in range(BUCKETS):
-        plain.run(bucket)
-    node = SmallNode(tmp_path / "node", inputs, operators, **limits[seed % 4])
-    most = BUCKETS
-    while node.version.bucket < BUCKETS - 1:
-        hi = node.version.bucket + min(most, int(rng.integers(1, 7)))
-        replayed = node.version.replays_upto
-        if rng.random() < 0.2:
-            first = node.version.bucket + 1 if replayed is None else replayed + 1
-            node.engine.error = first, [StorageFull("full"), TooLarge("large")][rng.integers(2)]
-        most = BUCKETS
+    return Upstream(tables, BUCKETS)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs in Arrow; many blocks and layers with little data."""
+    monkeypatch.setattr(engine, "Step", ArrowStep)
+    monkeypatch.setattr(layers, "BLOCK_ROWS", 3)
+    monkeypatch.setattr(layers, "FANOUT", 3)
+
+
+def node_at(
+    folder: Path, seed: int, upstream: Upstream, *, checkpoint_buckets: int = 0, **limits: Any
+) -> SmallNode:
+    options = Options(checkpoint_buckets=checkpoint_buckets, group_buckets_max=4)
+    return SmallNode(folder, keyed(**limits), upstream, random.Random(seed), options)
+
+
+# -- crashes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_crashes_and_failed_steps_change_no_result(seed: int, tmp_path: Path) -> None:
+    upstream = given(seed)
+    wanted = expected(keyed(), upstream, tmp_path / "expected")
+    limits = CEC[seed % 4] if seed % 5 else {"recovery": "checkpoint"}
+    interval = 4 if seed % 5 == 0 or seed % 4 == 2 else 0
+    node = node_at(tmp_path / "node", seed, upstream, checkpoint_buckets=interval, **limits)
+    crashes = runs_with_crashes(node)
+    assert node.results() == wanted and all(wanted.values())
+    assert crashes >= 1
+    assert node.state_files() == node.files_named()
+    node.crash(power=True)
+    assert node.state_files() == (set(node.record.files()) if node.record else set())
+
+
+def test_the_machine_dies_in_each_change_of_a_checkpoint(tmp_path: Path) -> None:
+    """Files are flushed, then a record names them, and only then files of the older one go."""
+    upstream = given(1)
+    wanted = expected(keyed(), upstream, tmp_path / "expected")
+    node = node_at(tmp_path / "node", 1, upstream, recovery_rows=1)
+    node.commits(3)
+    assert node.record is not None
+    records, crashes = [node.record.bucket], 0
+    for changes in range(1, 20):
+        while not node.flushes and not node.is_complete:
+            node.commits(1, flushes=False)
+        node.disk.crash_after = changes
         try:
-            node.run(min(hi, BUCKETS - 1))
-        except TooLarge:
-            most = max(1, (hi - node.version.bucket) // 2)
-        except StorageFull:
-            pass
-        if node.log.states(PATH.name):
-            assert node.eventual.oldest(PATH.name) == node.log.states(PATH.name)[-1][1]["oldest"]
-        assert node.named() <= node.on_disk()
-        if rng.random() < 0.2:
-            node.crash()
-            assert node.on_disk() == node.named()
-    assert node.results == plain.results and plain.results
-    assert node.eventual.controls[PATH.name].open == plain.eventual.controls[PATH.name].open
+            while node.flushes or node.ended:
+                (node.hears if node.ended else node.writes)()
+            node.disk.crash_after = None
+        except Crashed:
+            node.crash(power=True)
+            crashes += 1
+        assert node.record is not None
+        records.append(node.record.bucket)
+    assert crashes > 8
+    assert records == sorted(records) and records[0] < records[-1]
+    node.ends()
+    assert node.results() == wanted
+
+
+def test_a_checkpoint_is_written_after_its_layers_were_merged(tmp_path: Path) -> None:
+    """Its files stay until then, and so do those of the newest version."""
+    upstream = given(2)
+    wanted = expected(keyed(), upstream, tmp_path / "expected")
+    node = node_at(tmp_path / "node", 2, upstream, recovery_rows=20, recovery_entries=10)
+    while not node.flushes:
+        node.commits(1, flushes=False)
+    ((old, _),) = node.flushes
+    while set(old.files()) & set(node.version.files()):
+        node.commits(1, flushes=False)
+    assert node.record is None and set(old.files()) <= node.state_files()
+    node.writes()
+    assert set(node.version.files()) <= node.state_files()
+    node.crash(power=True)
+    assert node.record == old and node.state_files() == set(old.files())
+    node.ends()
+    assert node.results() == wanted
+
+
+def test_timers_of_keys_without_further_rows_are_due_after_a_crash(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    tables = {"a": {0: rows_of(rng, 0, 9, 30)}, "b": {12: rows_of(rng, 12, 9, 3)}}
+    upstream = Upstream(tables, BUCKETS)
+    wanted = expected(keyed(), upstream, tmp_path / "expected")
+    node = node_at(tmp_path / "node", 3, upstream, recovery_rows=1)
+    node.commits(1)
+    assert node.record is not None and node.record.bucket == 0
+    node.crash(power=True)
+    node.ends()
+    assert node.results() == wanted and len(wanted["ended"]) > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_recovery_replays_few_rows(seed: int, tmp_path: Path) -> None:
+    """U, and a step that exceeds it; and what was computed while the record was being written."""
+    upstream, limit = given(seed), 30
+    node = node_at(tmp_path, seed, upstream, recovery_rows=limit)
+    rng, replays = node.rng, []
+    while not node.is_complete:
+        before = node.version.bucket
+        node.commits(rng.choice([1, 2, 3]))
+        step_rows = upstream.rows(before + 1, node.version.bucket)
+        durable = -1 if node.record is None else node.record.bucket
+        replays.append(upstream.rows(durable + 1, node.version.bucket))
+        assert replays[-1] <= limit + step_rows
+        if rng.random() < 0.3:
+            node.crash(power=True)
+            assert node.version.bucket == durable
+            while node.version.bucket < max(upstream.produced.values()):
+                node.commits(1)
+    assert limit / 2 < max(replays)
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def with_checkpoint(folder: Path) -> SmallNode:
+    """A checkpoint is under way that shares some files with the newest one."""
+    node = node_at(folder, 4, given(4), recovery_rows=20)
+    while node.record is None or not node.flushes:
+        node.commits(1, flushes=node.record is None)
+    ((version, _),) = node.flushes
+    assert set(version.files()) & set(node.record.files())
+    return node
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_not_used(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Inputs before it were deleted, and there is no older one: the node cannot start."""
+    node = with_checkpoint(tmp_path)
+    assert node.record is not None
+    file = tmp_path / "state" / node.rng.choice(node.record.files())
+    node.dies(power=False)
+    DAMAGE[damage](file, node.rng)
+    with pytest.raises(StorageLost, match="cannot start"):
+        node.start()
+    assert f"{file} is {'missing' if damage == 'deleted' else 'damaged'}" in caplog.text
+    node.dies(power=False)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_an_older_checkpoint_is_used_if_there_is_one(damage: str, tmp_path: Path) -> None:
+    """The machine has died between a record and the end of the one before it."""
+    wanted = expected(keyed(), given(4), tmp_path / "expected")
+    node = with_checkpoint(tmp_path / "node")
+    assert node.record is not None
+    old, ((new, _),) = node.record, node.flushes
+    only_new = sorted(set(new.files()) - set(old.files()))
+    node.disk.crash_after = len(only_new) + 2
+    with pytest.raises(Crashed):
+        node.writes()
+    node.dies(power=True)
+    DAMAGE[damage](node.root / "state" / node.rng.choice(only_new), node.rng)
+    node.start()
+    assert [bucket for bucket, _ in node.log.states(node.path.name)] == [old.bucket, new.bucket]
+    assert node.version == old
+    node.commits(2)
+    node.crash(power=True)
+    node.ends()
+    assert node.results() == wanted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damage_while_the_node_runs_gives_no_wrong_result(seed: int, tmp_path: Path) -> None:
+    upstream = given(seed)
+    wanted = expected(keyed(), upstream, tmp_path / "expected")
+    noticed = 0
+    for attempt in range(6):
+        node = node_at(tmp_path / str(attempt), seed, given(seed), recovery_rows=20)
+        rng = node.rng = random.Random(100 * seed + attempt)
+        while not (files := sorted(node.version.files())) or rng.random() < 0.8:
+            node.commits(1)
+        DAMAGE[rng.choice(list(DAMAGE))](node.root / "state" / rng.choice(files), rng)
+        try:
+            node.ends()
+        except LogCorrupted:
+            noticed += 1
+        found = node.results()
+        for output, buckets in found.items():
+            upto = node.logged_upto(output)
+            assert buckets == {b: rows for b, rows in wanted[output].items() if b <= upto}
+        node.dies(power=False)
+    assert noticed >= 2

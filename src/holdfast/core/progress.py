@@ -9,12 +9,14 @@ its inputs with two positions, *received* and *released*, of which only the seco
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
+from holdfast.core import durability
 from holdfast.core.consistency import PIECE_BUCKETS
+from holdfast.core.eventual_checkpoint import EventualCheckpoint
 from holdfast.core.job_size import DEFAULT_LIMITS, JobLimits
 from holdfast.core.path_state import PathState, path_state
 from holdfast.core.progress_events import (
@@ -27,8 +29,8 @@ from holdfast.core.progress_events import (
     Began,
     BoundaryArrived,
     Change,
-    Checkpoint,
     CheckpointDone,
+    CheckpointFailed,
     End,
     Enter,
     Event,
@@ -56,7 +58,7 @@ from holdfast.types import OutputState
 
 #: Buckets between two checkpoints of an unpaired replica, if `checkpoint_buckets` is 0.
 PAIR_CHECKPOINT_BUCKETS = 20
-#: A path has caught up after this many steps in a row that each took every complete bucket.
+#: A path has caught up after so many steps in a row that each took every complete bucket.
 CAUGHT_UP_STEPS = 2
 #: Number of recent events that a `ProtocolViolation` reports.
 STORY = 30
@@ -75,6 +77,7 @@ class Progress:
         checkpoint_buckets: int = 100,
         limits: JobLimits = DEFAULT_LIMITS,
         buffer_buckets: int | None = None,
+        eventual: Mapping[str, EventualCheckpoint] | None = None,
     ) -> None:
         self.buffer_buckets = buffer_buckets
         self.recovery = recovery
@@ -90,6 +93,8 @@ class Progress:
             )
             for plan in paths
         }
+        for name, control in (eventual or {}).items():
+            self.paths[name].eventual = control
         self.received: dict[str, int] = {}
         #: Last acknowledgement of each input: received, released.
         self._acknowledged: dict[str, tuple[int, int]] = {}
@@ -126,8 +131,9 @@ class Progress:
                 return self._too_large(event)
             case CheckpointDone():
                 path = self.paths[event.path]
-                path.durable = (event.bucket, event.needs_from)
-                return self._acknowledge(path)
+                return [*durability.done(path, event), *self._acknowledge(path)]
+            case CheckpointFailed():
+                return durability.failed(self.paths[event.path])
             case Acknowledged():
                 self._delivered[event.output] = max(
                     event.needed, self._delivered.get(event.output, event.needed)
@@ -149,7 +155,7 @@ class Progress:
                 path.consistency.promises.answered(event, path.sunion.newest(), path.reached)
                 return self._next(path, event.at)
             case Unpaired():
-                return self._unpaired(event.unpaired)
+                return self._unpaired(event.unpaired, event.at)
             case Tick():
                 self._alarm.rang()
                 started = [path for path in self.paths.values() if path.position is not None]
@@ -178,7 +184,7 @@ class Progress:
         return actions
 
     def _start(self, path: PathState, at: int) -> list[Action]:
-        plan, begin = path.plan, path.begin()
+        plan, begin = path.plan, path.begin(self.recovery)
         if isinstance(begin, str):
             return [Fail(plan.name, begin)]
         bucket, valid_from = begin
@@ -226,14 +232,11 @@ class Progress:
         path.position, path.running_upto = event.hi, None
         path.job_size.fitted(event.hi - before)
         path.needs_from, path.horizon = event.needs_from, event.horizon
-        del path.waiting[: bisect_right(path.waiting, event.hi, key=lambda waits: waits[0])]
-        actions: list[Action] = []
+        rows = path.take_waiting(event.hi)
         interval = self.checkpoint_buckets
         if self.recovery == "pairs":
             interval = interval or (PAIR_CHECKPOINT_BUCKETS if self.unpaired else 0)
-        last = path.durable[0] if path.durable else path.origin - 1
-        if interval and event.hi - last >= interval:
-            actions.append(Checkpoint(event.path, event.hi))
+        actions = durability.after_step(path, event, rows, interval)
         path.sunion.done(event.hi)
         actions += self._caught_up(path)
         return [*actions, *self._acknowledge(path), *self._next(path, event.at)]
@@ -288,18 +291,13 @@ class Progress:
         reached = path.reached if answer == "answering" else None
         return [Reply(event.ticket, answer, reached), *self._next(path, event.at)]
 
-    def _unpaired(self, unpaired: bool) -> list[Action]:
+    def _unpaired(self, unpaired: bool, at: int) -> list[Action]:
         """The peer died or returned. A replica that becomes unpaired writes checkpoints at once,
         because no other replica can restore its state."""
         before, self.unpaired = self.unpaired, unpaired
         if not unpaired or before:
             return []
-        return [
-            Checkpoint(name, path.position)
-            for name, path in self.paths.items()
-            if path.position is not None
-            and (path.durable is None or path.durable[0] < path.position)
-        ]
+        return [action for path in self.paths.values() for action in durability.at_once(path, at)]
 
     # -- decisions --------------------------------------------------------------------------------
 
@@ -356,6 +354,8 @@ class Progress:
             rebuild_from, lo = lo, max(path.origin, lo - path.plan.extent)
             consistency.forgotten = False
         hi = path.job_size.last(path.waiting, path.position, upto)
+        if path.eventual is not None:
+            hi = path.eventual.last(path.position, hi)
         corrected = consistency.state is OutputState.STABILIZATION and consistency.position is None
         if corrected and path.steps_caught_up >= CAUGHT_UP_STEPS and path.sunion.heard_all:
             # The waiting buckets arrived during the last step: the path keeps up with its inputs.
@@ -364,7 +364,8 @@ class Progress:
         path.running_upto = hi
         path.passed_over = path.sunion.is_overdue(hi, at)
         spent_us = path.sunion.spent_us(at)
-        return [*actions, Run(path.plan.name, lo, hi, rebuild_from, spent_us)]
+        upkeep = durability.upkeep(path, hi, at)
+        return [*actions, Run(path.plan.name, lo, hi, rebuild_from, spent_us, upkeep)]
 
     def _is_corrected(self, path: PathState) -> bool:
         """Every bucket that was published as tentative is complete (REC_REQUEST)."""

@@ -10,7 +10,7 @@ from holdfast.core.policy import Policy
 from holdfast.core.sunion import WHOLE, Partial
 from holdfast.frozen import dataclass
 from holdfast.model.trees import Tree
-from holdfast.types import OutputState
+from holdfast.types import NO_UPKEEP, OutputState, Upkeep
 
 # -- events -------------------------------------------------------------------------------------
 
@@ -59,6 +59,10 @@ class StepDone:
     needs_from: int
     #: Last bucket that may still have results without further input.
     horizon: int
+    #: Entries of the version that recovery would read, and the number of open windows.
+    entries: int = 0
+    open: int = 0
+    took_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,18 @@ class CheckpointDone:
     path: str
     bucket: int
     needs_from: int
+    #: Entries that recovery would read, and those of them that became durable now.
+    entries: int = 0
+    new_entries: int = 0
+    took_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """The disk is full."""
+
+    at: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +166,7 @@ class Tick:
 
 Event = (
     Began | InputOpened | BoundaryArrived | StepDone | StepTooLarge | CheckpointDone
-    | Acknowledged | TentativeDone | Asked | Answered | Unpaired | Tick
+    | CheckpointFailed | Acknowledged | TentativeDone | Asked | Answered | Unpaired | Tick
 )  # fmt: skip
 
 # -- actions ------------------------------------------------------------------------------------
@@ -177,6 +193,7 @@ class Run:
     rebuild_from: int | None = None
     #: Delay that these buckets have already spent; reported to consumers.
     spent_us: int = 0
+    upkeep: Upkeep = NO_UPKEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +266,24 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """Make the state after `bucket` durable, beside the steps. `CheckpointDone` or
+    `CheckpointFailed` follows."""
+
     path: str
     bucket: int
+    #: The costs of a recovery, to be logged with it.
+    costs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryDone:
+    """The first new bucket since a restart is committed. `stated_us`: how long this may take."""
+
+    path: str
+    took_us: int
+    stated_us: int | None
+    load_us: int
+    replay_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +318,7 @@ class GiveUp:
 
 Action = (
     Start | Run | Enter | RunTentative | Ask | Reply | Leave | Change | Wake | Checkpoint
-    | Acknowledge | End | Fail | GiveUp
+    | RecoveryDone | Acknowledge | End | Fail | GiveUp
 )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """How long recovery from footprints would take, from costs that the node measures itself. Pure.
 
-Recovery (`eventual_checkpoint.py`) loads the entries of the log since T, replays the input rows
-since T, and has fixed costs: it opens the log, plans its first jobs, and runs the next bucket. The
+Recovery (`eventual_checkpoint.py`) reads the entries that the newest record names, replays the
+input rows since then, and has fixed costs: it plans its first jobs, and runs the next bucket. The
 paper (section III.A) leaves the calibration of such a formula open. Here every recovery is measured
-and corrects the costs, which are logged with the footprints. Before the first recovery, the cost of
+and corrects the costs, which are logged with each record. Before the first recovery, the cost of
 a row follows from normal steps, whose rows are fewer, so that each costs more: the prediction is
 then too long rather than too short.
 """
@@ -30,7 +30,7 @@ _EACH_US_MIN = 0.05
 
 @dataclass(slots=True)
 class RecoveryCosts:
-    #: To load an entry of the log, to replay a row, and everything else.
+    #: To read an entry, to replay a row, and everything else.
     entry_us: float = _ENTRY_US
     row_us: float = _ROW_US
     fixed_us: float = _FIXED_US
@@ -54,12 +54,16 @@ class RecoveryCosts:
         rest_us = max(0.0, all_us - self.entry_us * entries - self.row_us * rows)
         self.fixed_us += weight * (rest_us - self.fixed_us)
 
-    def body(self) -> list[float]:
-        return [round(self.entry_us, 3), round(self.row_us, 3), round(self.fixed_us),
-                self.recoveries]  # fmt: skip
+    def body(self) -> tuple[float, ...]:
+        return (
+            round(self.entry_us, 3), round(self.row_us, 3), round(self.fixed_us), self.recoveries
+        )  # fmt: skip
 
     @classmethod
     def of(cls, body: Sequence[float]) -> Self:
+        """The costs that were logged; nothing: no checkpoint was eventual."""
+        if not body:
+            return cls()
         entry_us, row_us, fixed_us, recoveries = body
         return cls(entry_us, row_us, fixed_us, int(recoveries))
 
@@ -69,32 +73,26 @@ class Recovery:
     """The times of a recovery, until the first new bucket is committed. The time in which the node
     waits for its inputs, or for disk space, does not count."""
 
-    #: Time to read the log.
-    open_us: int
-    #: Entries of the log, and rows that were replayed.
+    #: The last bucket whose results were logged before.
+    upto: int
+    #: Entries that were read, and the time to read and to verify them.
     entries: int
+    load_us: int
+    #: Rows that were replayed, and the time for this.
     rows: int = 0
-    load_us: int = 0
     replay_us: int = 0
 
-    def replayed(self, rows: Mapping[int, int], took_us: int, loaded_us: int) -> None:
-        """A step has replayed buckets. `rows`: by bucket; `loaded_us`: of the step, to load
-        entries."""
-        loaded_us = min(loaded_us, took_us)
-        self.load_us += loaded_us
-        self.replay_us += took_us - loaded_us
+    def replayed(self, rows: Mapping[int, int], took_us: int) -> None:
+        """A step has replayed buckets. `rows`: by bucket."""
+        self.replay_us += took_us
         self.rows += sum(rows.values())
 
-    def finished(
-        self, rows: Mapping[int, int], took_us: int, loaded_us: int, costs: RecoveryCosts
-    ) -> int:
+    def finished(self, rows: Mapping[int, int], took_us: int, costs: RecoveryCosts) -> int:
         """The first step with new buckets is committed. Corrects the costs and returns the time of
         the recovery. Of a backlog, only the first bucket counts."""
-        loaded_us = min(loaded_us, took_us)
-        self.load_us += loaded_us
         backlog = sum(rows.values()) - next(iter(rows.values()), 0)
-        new_us = max(0.0, took_us - loaded_us - costs.row_us * backlog)
-        all_us = round(self.open_us + self.load_us + self.replay_us + new_us)
+        new_us = max(0.0, took_us - costs.row_us * backlog)
+        all_us = round(self.load_us + self.replay_us + new_us)
         costs.recovered(self.entries, self.rows, self.load_us, self.replay_us, all_us)
         return all_us
 

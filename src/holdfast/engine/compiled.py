@@ -54,8 +54,6 @@ class Compiled:
     panes: dict[str, Any] = field(default_factory=dict)
     #: For each count window whose state is partial aggregates: the DDL of the rows with them.
     totals: dict[str, str] = field(default_factory=dict)
-    #: Operators that leave footprints.
-    marked: set[str] = field(default_factory=set)
     #: Operators whose window function returns rows for an empty window (a count without groups).
     from_nothing: set[str] = field(default_factory=set)
 
@@ -110,17 +108,7 @@ def compile_network(network: Network, spark: SparkSession) -> Compiled:
                 violations.append(str(err))
     if violations:
         raise NetworkError(violations)
-    compiled.marked = _marked(network)
     return compiled
-
-
-def _marked(network: Network) -> set[str]:
-    """The operators that leave footprints."""
-    return {
-        op.name for op in network.operators
-        if isinstance(op, ops.CountWindow | ops.Stateful)
-        and network.protection(op.fragment).recovery == "cec"
-    }  # fmt: skip
 
 
 def _partitioned(network: Network, logical: Compiled) -> Compiled:
@@ -150,7 +138,6 @@ def _partitioned(network: Network, logical: Compiled) -> Compiled:
             compiled.totals[op.name] = logical.totals[logical_name]
         if logical_name in logical.from_nothing:
             compiled.from_nothing.add(op.name)
-    compiled.marked = _marked(network)
     return compiled
 
 

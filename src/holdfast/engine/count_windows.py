@@ -117,9 +117,7 @@ class CountTotals(_OfEachKey):
         state = left.append_column("__n", pa.array(windows.rows[number[~is_full]]))
         state = state.select(self.state.names).cast(self.state)
         kept = KeyedState(state, hashes[left["__at"].to_numpy()])
-        _, one_each = np.unique(number_full, return_index=True)
-        closed = hashes[full["__at"].to_numpy()[one_each]]
-        return Change(out.select(self.out.names), touched, kept, closed)
+        return Change(out.select(self.out.names), touched, kept)
 
     @property
     def out(self) -> pa.Schema:

@@ -12,8 +12,7 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -21,9 +20,8 @@ from pyspark.errors import PySparkException
 
 from holdfast.engine import exact
 from holdfast.engine.compiled import Compiled, compile_network
-from holdfast.engine.inputs import InputFile, Inputs, Leaving, OnResults, StepResult
+from holdfast.engine.inputs import InputFile, Inputs, OnResults, StepResult
 from holdfast.engine.key_index import KeyIndexes
-from holdfast.engine.keyed import FOOTPRINTS, footprints_of
 from holdfast.engine.keyed_operators import has_keys
 from holdfast.engine.merging import Merging
 from holdfast.engine.prepared import Prepared
@@ -49,6 +47,7 @@ from holdfast.model.network import Network
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.files import storage
 from holdfast.storage.rows import digest, routed_alike
+from holdfast.types import NO_UPKEEP, Upkeep
 
 #: For so many steps after one that was repeated because of its rows, as many rows are expected.
 STEPS_WITH_MORE_ROWS = 15
@@ -78,7 +77,7 @@ class Engine:
         #: `TOO_WIDE`.
         self.general: set[str] = set()
         #: Keyed operators whose rows Spark's optimizer has proved to be empty. They must run
-        #: because of their timers and footprints, so they read an empty file, too.
+        #: because of their timers, so they read an empty file, too.
         self.never_empty: set[str] = set()
         #: Time windows whose panes were too large for the driver to assign them to windows.
         self.wide: set[str] = set()
@@ -92,9 +91,8 @@ class Engine:
         self.join_keys = {
             op.name: keys for op in network.operators if (keys := self._join_keys(op))
         }
-        #: The input edges of these joins, and those of which only a replay reads rows.
+        #: The input edges of these joins.
         self.by_key = {f"{name}:{port}" for name in self.join_keys for port in (0, 1)}
-        self.by_key |= {f"{name}:0" for name in self.compiled.marked}
         #: Operators whose state has no key columns and is read as a whole.
         self.whole = {op.name for op in network.operators if self._is_whole(op)}
         plans = self.compiled.plans
@@ -155,8 +153,6 @@ class Engine:
                 text.append(" ".join([*plans[op.name].merges, *plans[op.name].dims]))
             if op.name in self.compiled.totals:
                 text.append(self.compiled.totals[op.name])
-            if op.name in self.compiled.marked:
-                text.append("footprints")
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
     def empty(self, path: Path, bucket: int) -> Version:
@@ -173,36 +169,32 @@ class Engine:
         *,
         line: Line = "stable",
         on_results: OnResults | None = None,
-        leaving: Leaving | None = None,
+        upkeep: Upkeep = NO_UPKEEP,
     ) -> StepResult:
         """Compute buckets lo..hi. The lines of a path may run at the same time, and a tentative
         line may begin before the last step of an abandoned one ends. `on_results` gets the results
         before the state is complete; if the step fails afterwards, the caller repeats it and gets
         the same results again."""
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
-        upto = version.replays_upto
-        if upto is not None and upto < hi:
-            version = self.run(path, version, lo, upto, inputs, line=line, leaving=leaving).version
-            lo = upto + 1
         general = frozenset(self.general)  # the other line of the path may change it meanwhile
         try:
-            return self._run(path, version, lo, hi, inputs, line, on_results, leaving)
+            return self._run(path, version, lo, hi, inputs, line, on_results, upkeep)
         except TooLarge:
             joins = {op.name for op in path.operators} & self.broadcast - self.no_broadcast
             if not joins:
                 raise
             self.no_broadcast |= joins
-            return self._run(path, version, lo, hi, inputs, line, on_results, leaving)
+            return self._run(path, version, lo, hi, inputs, line, on_results, upkeep)
         except InputError as err:
             short = {op.name for op in path.operators} & self._with_short_plan
             if exact.TOO_WIDE not in str(err) or short <= general:
                 raise
             self.general |= short
-            return self._run(path, version, lo, hi, inputs, line, on_results, leaving)
+            return self._run(path, version, lo, hi, inputs, line, on_results, upkeep)
 
     def _run(
         self, path: Path, version: Version, lo: int, hi: int, inputs: Inputs, line: Line,
-        on_results: OnResults | None, leaving: Leaving | None,
+        on_results: OnResults | None, upkeep: Upkeep,
     ) -> StepResult:  # fmt: skip
         name = line_of(path.name, line)
         # Each line of each node has a pool: Spark shares the cores evenly among the pools, so that
@@ -216,7 +208,7 @@ class Engine:
             while True:
                 step = Step(
                     self, path, version, lo, hi, inputs,
-                    line=name, prepared=prepared, rows_min=rows_min, leaving=leaving,
+                    line=name, prepared=prepared, rows_min=rows_min, upkeep=upkeep,
                 )  # fmt: skip
                 try:
                     return step.run(on_results)
@@ -263,10 +255,7 @@ class Engine:
         self._made.setdefault(step.line, set()).difference_update(step.made)
         release(self.folder, (), step.made)
         failed = self._failed.setdefault(step.line, [])
-        for _, folder, _ in step.folders:
-            failed.append(os.path.join(self.folder, folder))
-            if not step.is_logged:
-                failed.append(os.path.join(self.folder, footprints_of(folder)))
+        failed += [os.path.join(self.folder, folder) for _, folder, _ in step.folders]
         self._sweep(step.line)
 
     def _sweep(self, line: str) -> None:
@@ -297,8 +286,7 @@ class Engine:
 
     def recovered(self, versions: Sequence[Version]) -> None:
         """Start from these versions. Delete all other state files, left by a killed process."""
-        files = {f for f in files_below(self.folder) if not f.startswith(f"{FOOTPRINTS}/")}
-        release(self.folder, versions, files)
+        release(self.folder, versions, files_below(self.folder))
         for version in versions:
             self._made.setdefault(version.path, set()).update(version.files())
 
@@ -309,21 +297,6 @@ class Engine:
         release(self.folder, kept, self._made.setdefault(name, set()))
         self._sweep(name)
         self._failed.pop(name, None)
-
-    def keep_footprints(self, kept: Collection[str]) -> None:
-        """Delete all footprints except these files."""
-        folder = os.path.join(self.folder, FOOTPRINTS)
-        for file in files_below(folder):
-            if f"{FOOTPRINTS}/{file}" not in kept:
-                self.drop_footprints([f"{FOOTPRINTS}/{file}"])
-
-    def drop_footprints(self, files: Iterable[str]) -> None:
-        for file in files:
-            path = os.path.join(self.folder, file)
-            with suppress(OSError):  # what stays is deleted when the node starts again
-                os.unlink(path)
-            with suppress(OSError):  # not empty
-                os.rmdir(os.path.dirname(path))
 
     def made(self, line: str, file: str) -> None:
         self._made.setdefault(line, set()).add(file)

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from holdfast.engine.footprints import Footprints, Wanted
 from holdfast.engine.state import Version
 from holdfast.frozen import dataclass
 
@@ -31,21 +30,6 @@ class Inputs(Protocol):
 Results = dict[str, list[tuple[int, pa.Table]]]
 #: Logs the results of a step before the step prepares the state for later ones.
 OnResults = Callable[[Results], None]
-
-
-class Leaving:
-    """What a step should leave as footprints, and what it left, which is known when `on_results` is
-    called. `folds`: whether time windows and joins fold all rows that they refer to."""
-
-    def __init__(self, wanted: Wanted, *, folds: bool = False) -> None:
-        self.wanted, self.folds = wanted, folds
-        #: Whether one task processed all shards, one after the other.
-        self.one_task = True
-        #: By operator and number of the shard.
-        self.left: dict[str, dict[int, Footprints]] = {}
-        #: The files of time windows and joins, and of rows between stateful operators, and the
-        #: first bucket of the inputs that is needed in addition. None: the path has none of them.
-        self.history: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)

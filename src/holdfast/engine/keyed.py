@@ -13,36 +13,22 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from holdfast.engine.footprints import (
-    Footprints,
-    Marked,
-    Wanted,
-    all_marks,
-    leave,
-    restored,
-    unseen,
-)
 from holdfast.engine.keyed_operators import Change, KeyedOperator, KeyedState
 from holdfast.engine.layers import (
-    NO_TIMERS,
     Entries,
     LayerName,
-    Timers,
     distinct,
     due_timers,
     earliest_timer,
     is_in,
-    marked,
     merge_layers,
     next_timer,
     state_of,
@@ -54,18 +40,8 @@ from holdfast.errors import LogCorrupted
 from holdfast.storage.files import put_file, storage
 from holdfast.storage.rows import sort_canonical
 
-#: Folder of the footprints, in the folder of all state.
-FOOTPRINTS = "footprints+"  # no name of an output has a plus
-#: Of each shard, at least so many keys with the oldest marks are read if some should leave a
-#: footprint: their marks may have changed.
-CHECKED_MIN = 1_024
 #: The column with the shard of a row, if one task processes all shards.
 SHARD = "__shard"
-
-
-def footprints_of(step: str) -> str:
-    """The folder for the footprints of the step with this folder."""
-    return f"{FOOTPRINTS}/{os.path.basename(step)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +59,21 @@ class StepState:
     fixed: Mapping[int, int]
     #: Most entries of layers that a step merges.
     merge_max: int
-    #: The footprints that the step writes; None: the operator leaves none.
-    wanted: Wanted | None = None
-    #: Footprints from which shards are restored first, with their buckets, from the oldest to the
-    #: newest, by number of the shard.
-    found: Mapping[int, Sequence[tuple[int, Footprints]]] = field(default_factory=dict)
-    #: The step replays buckets: rows of a key up to its mark are ignored.
-    replays: bool = False
+    #: Whether all layers of a shard become one (`to_merge`).
+    merges: bool | None = None
 
     def text(self) -> str:
         shards = [(number, shard.body()) for number, shard in self.shards.items()]
-        found = [
-            (number, [(bucket, one.body()) for bucket, one in held])
-            for number, held in self.found.items()
-        ]
-        wanted = None if self.wanted is None else astuple(self.wanted)
+        fixed = list(self.fixed.items())
         return json.dumps(
-            [self.root, self.folder, self.upto, shards, list(self.fixed.items()), self.merge_max,
-             wanted, found, self.replays]
-        )  # fmt: skip
+            [self.root, self.folder, self.upto, shards, fixed, self.merge_max, self.merges]
+        )
 
     @staticmethod
     def of(text: str) -> StepState:
-        root, folder, upto, bodies, fixed, merge_max, wanted, found, replays = json.loads(text)
+        root, folder, upto, bodies, fixed, merge_max, merges = json.loads(text)
         shards = {number: Shard.of(body) for number, body in bodies}
-        footprints = {
-            number: [(bucket, Footprints.of(body)) for bucket, body in held]
-            for number, held in found
-        }
-        return StepState(
-            root, folder, upto, shards, dict(fixed), merge_max,
-            None if wanted is None else Wanted(*wanted), footprints, replays,
-        )  # fmt: skip
+        return StepState(root, folder, upto, shards, dict(fixed), merge_max, merges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +97,13 @@ class ShardTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         state = self._state()
         received = list(batches)
-        results = {
-            number: run_shard(self.operator, number, rows, state)
-            for number, rows in self._rows(received)
-        }
-        write_note(results, state, min(results))
-        for out, _, _ in results.values():
+        shards: dict[int, Shard] = {}
+        outs: list[pa.Table] = []
+        for number, rows in self._rows(received):
+            out, shards[number] = run_shard(self.operator, number, rows, state)
+            outs.append(out)
+        write_note(shards, state, min(shards))
+        for out in outs:
             yield from out.cast(self.out).combine_chunks().to_batches()
 
     def _state(self) -> StepState:
@@ -179,22 +139,11 @@ def name_of(op: str) -> str:
     return f"shards_of_{op}"
 
 
-class ShardResult(NamedTuple):
-    out: pa.Table
-    shard: Shard
-    #: None if the operator leaves no footprints.
-    footprints: Footprints | None = None
-
-
-def run_shard(operator: KeyedOperator, number: int, rows: pa.Table, step: StepState) -> ShardResult:
-    """Run an operator over the new rows of a shard."""
+def run_shard(
+    operator: KeyedOperator, number: int, rows: pa.Table, step: StepState
+) -> tuple[pa.Table, Shard]:
+    """Run an operator over the new rows of a shard. Returns results and the new shard."""
     shard = step.shards.get(number, Shard())
-    windows, began_s, loaded_s = dict[int, int](), time.perf_counter(), 0.0
-    name = LayerName(step.root, step.folder, f"shard-{number}")
-    if number in step.found:
-        assert isinstance(operator, Marked)
-        shard, windows = restored(operator, step.found[number], name)
-        loaded_s = time.perf_counter() - began_s
     root, schema = step.root, operator.state
     rows = sort_canonical(rows, operator.time)
     hashes = operator.hashes(rows)
@@ -202,35 +151,17 @@ def run_shard(operator: KeyedOperator, number: int, rows: pa.Table, step: StepSt
     if shard.timer is not None:
         end_us = operator.end_us(step.upto)
         needed = distinct(needed, due_timers(root, shard.layers, schema, shard.timer[0], end_us))
-    checked = None
-    if step.wanted is not None:
-        span, most = (step.wanted.since, step.wanted.upto), max(CHECKED_MIN, 2 * step.wanted.most)
-        most = min(most, 1 << 40)
-        checked = marked(root, shard.layers, schema, *span, most, step.wanted.turn)
-    everything = needed if checked is None else distinct(needed, checked)
-    held = KeyedState(*state_of(root, shard.layers, schema, everything))
-    before = held if len(everything) == len(needed) else held.of(needed)
-    if step.replays:
-        assert isinstance(operator, Marked)
-        new = unseen(before, hashes, operator.buckets(rows))
-        rows, hashes = rows.filter(pa.array(new)), hashes[new]
-    change, footprints, marks = operator(before, rows, hashes, step.upto), None, NO_TIMERS
-    if step.wanted is not None and checked is not None:
-        folder = footprints_of(step.folder)
-        durable = None if step.replays else replace(name, folder=folder)
-        change, footprints, marks = leave(held, change, checked, step.wanted, step.upto, durable)
-        if operator.is_whole:  # the new layer replaces all others
-            marks = all_marks(change.state)
-        footprints = footprints.plus(windows, int(1e6 * loaded_s))
+    before = KeyedState(*state_of(root, shard.layers, schema, needed))
+    change = operator(before, rows, hashes, step.upto)
     if not len(change.touched):
-        return ShardResult(change.out, shard, footprints)
-    replaced = len(held.of(change.touched).hashes)
+        return change.out, shard
+    replaced = len(before.of(change.touched).hashes)
     state = change.state
-    top = NewLayer(Entries.of(state.rows, state.hashes, change.touched), marks)
-    layers = with_layer(shard.layers, top, operator, name, step, step.fixed.get(number, 0))
+    entries = Entries.of(state.rows, state.hashes, change.touched)
+    name = LayerName(root, step.folder, f"shard-{number}")
+    layers = with_layer(shard.layers, entries, operator, name, step, step.fixed.get(number, 0))
     count = shard.rows - replaced + len(state.hashes)
-    earliest = _earliest(operator, shard, change, root)
-    return ShardResult(change.out, Shard(layers, count, earliest), footprints)
+    return change.out, Shard(layers, count, _earliest(operator, shard, change, root))
 
 
 def _earliest(
@@ -248,55 +179,41 @@ def _earliest(
     return min((timer for timer in (found, earliest) if timer is not None), default=None)
 
 
-class NewLayer(NamedTuple):
-    entries: Entries
-    #: Marks that were set.
-    marks: Timers
-
-
 def with_layer(
     layers: Sequence[Layer],
-    new: NewLayer,
+    entries: Entries,
     operator: KeyedOperator,
     name: LayerName,
     step: StepState,
     fixed: int,
 ) -> tuple[Layer, ...]:
     """The layers with a new one on top. Some are merged if there are many."""
-    entries = new.entries
     if operator.is_whole:  # the new state replaces everything
         layers = ()
     levels = [*(layer.level for layer in layers), 0]
     sizes = [*(layer.entries for layer in layers), len(entries)]
-    merge = to_merge(levels, sizes, fixed=fixed, most=step.merge_max)
+    merge = to_merge(levels, sizes, fixed=fixed, most=step.merge_max, whole=step.merges)
     first, end = merge or (len(layers), len(layers))
 
-    def merged(newer: NewLayer | None) -> list[Layer]:
-        top, marks = (None, NO_TIMERS) if newer is None else newer
+    def merged(newer: Entries | None) -> list[Layer]:
         one = merge_layers(
-            layers[first:end], top, operator.state, operator.timer, name, oldest=first == 0,
-            marks=marks,
-        )  # fmt: skip
+            layers[first:end], newer, operator.state, operator.timer, name, oldest=first == 0
+        )
         return [] if one is None else [one]
 
     if end > len(layers):
-        return (*layers[:first], *merged(new))
+        return (*layers[:first], *merged(entries))
     if not layers:  # the oldest layer needs no entries for removed keys
         entries = entries.selected(~entries.removed)
-    top = [write_layer(entries, operator.timer, 0, name, new.marks)] if len(entries) else []
+    top = [write_layer(entries, operator.timer, 0, name)] if len(entries) else []
     if merge is None:
         return (*layers, *top)
     return (*layers[:first], *merged(None), *layers[end:], *top)
 
 
-def write_note(results: Mapping[int, ShardResult], step: StepState, task: int) -> None:
+def write_note(shards: Mapping[int, Shard], step: StepState, task: int) -> None:
     folder = os.path.join(step.root, step.folder)
-    note = json.dumps(
-        [
-            (number, shard.body(), None if footprints is None else footprints.body())
-            for number, (_, shard, footprints) in results.items()
-        ]
-    )
+    note = json.dumps([(number, shard.body()) for number, shard in shards.items()])
     with storage(folder):
         os.makedirs(folder, exist_ok=True)
         own = os.path.join(folder, f"{uuid.uuid4().hex[:8]}.json")  # the task may run twice at once
@@ -304,20 +221,15 @@ def write_note(results: Mapping[int, ShardResult], step: StepState, task: int) -
         os.replace(own, _note(folder, task))
 
 
-def read_notes(folder: str, tasks: int) -> tuple[dict[int, Shard], dict[int, Footprints]] | None:
-    """The shards and footprints that the tasks of a step described in `folder`. None if no task
-    ran."""
+def read_notes(folder: str, tasks: int) -> dict[int, Shard] | None:
+    """The shards that the tasks of a step described in `folder`. None if no task ran."""
     shards: dict[int, Shard] = {}
-    footprints: dict[int, Footprints] = {}
     missing = []
     for task in range(tasks):
         try:
             with open(_note(folder, task), "rb") as file:
                 note = json.load(file)
-            for number, shard, left in note:
-                shards[number] = Shard.of(shard)
-                if left is not None:
-                    footprints[number] = Footprints.of(left)
+            shards |= {number: Shard.of(body) for number, body in note}
         except FileNotFoundError:
             missing.append(task)
         except (ValueError, KeyError, TypeError) as err:
@@ -326,7 +238,7 @@ def read_notes(folder: str, tasks: int) -> tuple[dict[int, Shard], dict[int, Foo
         return None
     if missing:
         raise lost_note(folder, missing[0])
-    return shards, footprints
+    return shards
 
 
 def lost_note(folder: str, task: int) -> LogCorrupted:

@@ -53,8 +53,6 @@ class Change:
     touched: I64
     #: The state of these keys.
     state: KeyedState
-    #: The hash of the key of each window that closed, if the operator has windows.
-    closed: I64 | None = None
 
 
 class KeyedOperator(Protocol):

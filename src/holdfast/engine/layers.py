@@ -49,12 +49,6 @@ FANOUT = 16
 #: Timers of each layer that are looked at to find the earliest one.
 NEXT_TIMERS = 64
 
-#: The column with the mark of a key (`footprints.py`), and the one that is true if it has closed.
-MARK, CLOSED = "__mark", "__closed"
-#: Marks are among the timers, at times before all others.
-_MARKS_US = -(1 << 61)
-_MARKS_END_US = -(1 << 60)
-
 _INDEX = np.dtype([("first", "<i8"), ("at", "<i8"), ("bytes", "<i4"), ("crc", "<u4")])
 #: The time of a timer and the hash of its key.
 _TIMER = np.dtype([("us", "<i8"), ("hash", "<i8")])
@@ -63,7 +57,6 @@ NO_TIMERS: Timers = np.zeros(0, _TIMER)
 SAME_TIME_MIN = 64
 #: The start of a block without times; no timer is set at the earliest time of 64 bits.
 _SAME_TIME = np.array([-(1 << 63)], "<i8").tobytes()
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +91,16 @@ class Entries:
 
 
 def to_merge(
-    levels: Sequence[int], entries: Sequence[int], *, fixed: int, most: float
-) -> tuple[int, int] | None:
+    levels: Sequence[int], entries: Sequence[int], *, fixed: int, most: float,
+    whole: bool | None = None,
+) -> tuple[int, int] | None:  # fmt: skip
     """The layers that should be merged: the number of the first one and the number after the last
     one. The levels and the numbers of entries are given from the oldest to the newest layer.
-    `fixed`: so many of the oldest layers must stay. `most`: most entries to merge."""
-    if not fixed and len(levels) > 1 and entries[0] <= sum(entries[1:]) <= most - entries[0]:
+    `fixed`: so many of the oldest layers must stay. `most`: most entries to merge. `whole`: whether
+    all layers become one; None: when the others have as many entries as the oldest."""
+    if whole is None:
+        whole = bool(entries) and entries[0] <= sum(entries[1:])
+    if whole and not fixed and len(levels) > 1 and sum(entries) <= most:
         return 0, len(levels)
     least = max(fixed, 1)  # the oldest layer holds most keys
     for first, end in runs_of_levels(levels[least:]):
@@ -113,13 +110,9 @@ def to_merge(
     return None
 
 
-def write_layer(
-    entries: Entries, timer: str | None, level: int, file: LayerName, more: Timers = NO_TIMERS
-) -> Layer:
-    """Write a layer to a new file. `timer`: the column with the times of timers. `more`: records
-    among the timers, such as marks (`marks_of`)."""
-    timers = timers_in(entries.rows, entries.hashes, timer)
-    timers = in_order(np.concatenate([timers, more]))
+def write_layer(entries: Entries, timer: str | None, level: int, file: LayerName) -> Layer:
+    """Write a layer to a new file. `timer`: the column with the times of timers."""
+    timers = in_order(timers_in(entries.rows, entries.hashes, timer))
     blocks, timer_blocks = list(_blocks(entries)), list(_timer_blocks(timers))
     index = np.zeros(len(blocks) + len(timer_blocks), _INDEX)
     at, crc = 0, 0
@@ -192,28 +185,6 @@ def earliest_timer(rows: pa.Table, hashes: I64, timer: str | None) -> tuple[int,
     return (int(timers["us"][0]), int(timers["hash"][0])) if len(timers) else None
 
 
-def marks_of(hashes: I64, marks: I64) -> Timers:
-    """The marks of keys, as records among the timers of a layer. Only the layer of the step that
-    has set a mark has its record; the state of the key tells whether the mark is still valid."""
-    records = np.empty(len(hashes), _TIMER)
-    records["us"], records["hash"] = marks + _MARKS_US, hashes
-    return records
-
-
-def _valid_marks(records: Timers, entries: Entries) -> Timers:
-    """Without the records of keys that have another mark in these entries, are closed or were
-    removed. The layer with the record of a key also has an entry of the key."""
-    if MARK not in entries.rows.column_names or not len(records):
-        return records
-    marks = entries.rows[MARK].combine_chunks().fill_null(0).to_numpy()
-    closed = entries.rows[CLOSED].combine_chunks().fill_null(True).to_numpy(zero_copy_only=False)
-    place = np.searchsorted(entries.hashes, records["hash"])
-    place = np.minimum(place, max(0, len(entries) - 1))
-    is_held = entries.hashes[place] == records["hash"]
-    kept: Timers = records[is_held & (marks[place] + _MARKS_US == records["us"]) & ~closed[place]]
-    return kept
-
-
 def in_order(timers: Timers) -> Timers:
     """By time, then by hash. Sorting the records themselves would be slow."""
     return timers[np.lexsort((timers["hash"], timers["us"]))]
@@ -221,7 +192,7 @@ def in_order(timers: Timers) -> Timers:
 
 def _timer_blocks(timers: Timers) -> Iterator[tuple[int, bytes]]:
     """The first time of each block, and the block: timers, or, if all have this time, only the
-    hashes after `_SAME_TIME`. Marks often have the same time."""
+    hashes after `_SAME_TIME`."""
     starts = np.flatnonzero(np.r_[True, np.diff(timers["us"]) != 0][: len(timers)]).tolist()
     begin = 0
     for start, end in pairwise([*starts, len(timers)]):
@@ -316,11 +287,6 @@ class LayerFile:
             count += int(hi - lo)
         return np.concatenate(found)
 
-    def marked(self) -> I64:
-        """The hashes of all marks."""
-        hashes: I64 = self.timers(-(1 << 62), _MARKS_END_US, math.inf)["hash"]
-        return hashes
-
 
 def state_of(
     folder: str, layers: Sequence[Layer], schema: pa.Schema, wanted: I64
@@ -356,24 +322,6 @@ def due_timers(
     """Hashes of the keys that may have a timer from `from_us` to before `to_us`, sorted. In newer
     layers, these keys may have other timers or none."""
     return distinct(_timers(folder, layers, schema, from_us, to_us, math.inf)["hash"])
-
-
-def marked(
-    folder: str, layers: Sequence[Layer], schema: pa.Schema, since: int, upto: int, most: int,
-    turn: int,
-) -> I64:  # fmt: skip
-    """Hashes of the keys that may have a mark from `since` to `upto`, sorted; about `most`, with
-    the oldest marks. In newer layers, these keys may have other marks, or be closed: if many keys
-    have the same mark, `turn`, which counts the calls, selects others the next time. Its multiples
-    of the golden ratio reach all of them soon, also if their number changes."""
-    span = since + _MARKS_US, upto + 1 + _MARKS_US
-    found = in_order(_timers(folder, layers, schema, *span, math.inf))
-    if len(found) > most:
-        found = found[found["us"] <= found["us"][most - 1]]
-    if len(found) > most:
-        first = int(turn * _GOLDEN % 1.0 * len(found))
-        found = np.roll(found, -first)[:most]
-    return distinct(found["hash"])
 
 
 def next_timer(
@@ -425,20 +373,18 @@ def merged(stack: Sequence[Entries], *, oldest: bool) -> Entries:
 
 def merge_layers(
     layers: Sequence[Layer], newer: Entries | None, schema: pa.Schema, timer: str | None,
-    file: LayerName, *, oldest: bool, marks: Timers = NO_TIMERS,
+    file: LayerName, *, oldest: bool,
 ) -> Layer | None:  # fmt: skip
-    """Write layers, from the oldest to the newest, as one, with the newer entries and marks if
-    there are any. None if no entries are left. `oldest`: there are no older layers."""
-    stack, records = [], [marks]
+    """Write layers, from the oldest to the newest, as one, with the newer entries if there are any.
+    None if no entries are left. `oldest`: there are no older layers."""
+    stack = []
     for layer in layers:
         with LayerFile(file.root, layer, schema) as read:
             stack.append(read.all())
-            records.append(read.timers(-(1 << 62), _MARKS_END_US, math.inf))
     entries = merged(stack if newer is None else [*stack, newer], oldest=oldest)
     if not len(entries):
         return None
-    records = [_valid_marks(np.concatenate(records), entries)]
-    return write_layer(entries, timer, 0 if oldest else layers[0].level + 1, file, *records)
+    return write_layer(entries, timer, 0 if oldest else layers[0].level + 1, file)
 
 
 def distinct(*hashes: I64) -> I64:

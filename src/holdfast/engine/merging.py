@@ -107,15 +107,15 @@ class Merging:
 
     def start(
         self, op: str, shards: Mapping[int, Shard], schema: pa.Schema, timer: str | None,
-        folder: str,
+        folder: str, whole: bool | None = None,
     ) -> None:  # fmt: skip
         """Start a merge if one is due, of the shard with the most layers. The new file will be in a
-        folder in `folder`."""
+        folder in `folder`. `whole`: as for `to_merge`."""
         for number in sorted(shards, key=lambda number: -len(shards[number].layers)):
             layers = shards[number].layers
             due = to_merge(
                 [layer.level for layer in layers], [layer.entries for layer in layers],
-                fixed=0, most=math.inf,
+                fixed=0, most=math.inf, whole=whole,
             )  # fmt: skip
             if due is None:
                 continue

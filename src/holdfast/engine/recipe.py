@@ -16,7 +16,6 @@ from pyspark.sql.types import LongType
 
 from holdfast.engine import count_windows, determinism, keyed, keyed_operators
 from holdfast.engine.compiled import Compiled, join, stamp
-from holdfast.engine.footprints import Marked
 from holdfast.engine.sql import query, quoted, read_parquet
 from holdfast.frozen import dataclass
 from holdfast.model import operators as ops
@@ -230,14 +229,6 @@ class Builder:
         self, op: ops.CountWindow | ops.Stateful
     ) -> tuple[keyed_operators.KeyedOperator, pa.Schema, str]:
         """An operator with keyed state, and the schema of its results."""
-        operator, out, ddl = self._operator(op)
-        if op.name in self.compiled.marked:
-            return Marked(operator, self.network.width_us), out, ddl
-        return operator, out, ddl
-
-    def _operator(
-        self, op: ops.CountWindow | ops.Stateful
-    ) -> tuple[keyed_operators.KeyedOperator, pa.Schema, str]:
         up = op.inputs[0]
         assert up is not None
         ddl, time = self.compiled.schema[up.name], self.compiled.time[up.name]

@@ -81,13 +81,11 @@ class Retained(History):
     @property
     def _buckets_min(self) -> int:
         """The number of buckets with rows from which on they are folded."""
-        return 1 if self.folds else self.engine.pane_buckets
+        return 1 if self.upkeep.folds else self.engine.pane_buckets
 
     def _forget(self) -> None:
         """Drop chunks that no later step needs, and merge small files."""
         for op in self.path.operators:
-            if self.leaving is not None and isinstance(op, ops.CountWindow | ops.Stateful):
-                self._forget_replayed(op, self.leaving.wanted.since)
             alive = self._alive_from(op)
             if alive is None:
                 continue
@@ -99,14 +97,6 @@ class Retained(History):
                     chunks = self._fold_rows(op, port, up, chunks, alive)
                 if chunks or edge in self.edges:
                     self.edges[edge] = chunks
-
-    def _forget_replayed(self, op: ops.Operator, oldest: int) -> None:
-        """Drop rows between stateful operators that no replay needs: it begins after `oldest`."""
-        edge, up = f"{op.name}:0", op.inputs[0]
-        assert up is not None
-        if edge in self.edges:
-            chunks = tuple(chunk for chunk in self.edges[edge] if chunk.hi > oldest)
-            self.edges[edge] = self._merge_by_level(f"{op.name}.0", up, chunks, ())
 
     def _refers_from(self) -> int:
         """The first bucket of the inputs that the next version refers to."""
@@ -133,7 +123,7 @@ class Retained(History):
             raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
             rows = self._raw_counts(up, raw_from)
             last: int | None = self.hi
-            if self.folds:
+            if self.upkeep.folds:
                 last = piece(rows, 1, self.hi, also_large=True)
             elif len(rows) < self.engine.pane_buckets or sum(rows.values()) > FOLD_ROWS_MAX:
                 last = None
@@ -155,7 +145,7 @@ class Retained(History):
         for _ in range(PIECES_MAX):
             raw_from = max(alive, chunks[-1].hi + 1) if chunks else alive
             rows = self._raw_counts(up, raw_from)
-            hi = piece(rows, self._buckets_min, self.hi, also_large=self.folds)
+            hi = piece(rows, self._buckets_min, self.hi, also_large=self.upkeep.folds)
             table = None if hi is None else self._raw_rows(up, raw_from, hi)
             if hi is None or table is None or table.nbytes > FOLD_BYTES_MAX:
                 break

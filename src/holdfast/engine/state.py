@@ -148,16 +148,6 @@ class Version:
     needs_from: int = 0
     #: Hash of network, operators and schemas (`Engine.plan_hash`); another query refuses the state.
     plan: str = ""
-    #: The version is the state before a crash (`footprints.py`): footprints from which the next
-    #: step restores it, by operator and number of the shard, each with its bucket, from the oldest
-    #: to the newest; and the last bucket whose results are logged already. Until then, steps replay
-    #: only keyed state. Panes and edges are as they were after that bucket.
-    found: Mapping[str, Mapping[int, Sequence[tuple[int, Any]]]] = field(default_factory=dict)
-    replays_upto: int | None = None
-
-    def holds_the_same_as(self, other: Version) -> bool:
-        """Whether both have the same files of panes and rows."""
-        return (self.panes, self.edges) == (other.panes, other.edges)
 
     def _chunks(self) -> Iterator[Chunk]:
         for group in (self.panes, self.edges):
@@ -179,13 +169,28 @@ class Version:
         layers = (layer for shard in self._shards() for layer in shard.layers)
         return {file.file: file.crc for held in (self._chunks(), layers) for file in held}
 
+    def entries(self) -> int:
+        """Rows and entries of all files."""
+        return sum(self.sizes().values())
+
+    def sizes(self) -> dict[str, int]:
+        """Rows, or entries of keys, of each file."""
+        found = {chunk.file: chunk.rows for chunk in self._chunks()}
+        for shard in self._shards():
+            found |= {layer.file: layer.entries for layer in shard.layers}
+        return found
+
     def rows(self) -> int:
         return sum(chunk.rows for chunk in self._chunks()) + sum(s.rows for s in self._shards())
+
+    def keys(self) -> int:
+        """Rows of keyed state: one of each open key, or several."""
+        return sum(shard.rows for shard in self._shards())
 
     def rows_read(self, whole: Collection[str], by_key: Collection[str]) -> int:
         """Most rows of state that a step reads in addition to those of the keys that it touches.
         `whole`: operators whose state is read as a whole. `by_key`: edges whose rows are selected
-        by key, or read only by a replay."""
+        by key."""
         read = [held for op, held in self.shards.items() if op in whole]
         rows = sum(shard.rows for held in read for shard in held.values())
         return sum(chunk.rows for chunk in self.chunks_read(by_key)) + rows

@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 
 from holdfast.engine import keyed
 from holdfast.engine.compiled import count_results, count_windows
-from holdfast.engine.footprints import Footprints
 from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.recipe import Query, Read, Recipe, Sharded
 from holdfast.engine.sql import contains, select_from
 from holdfast.engine.state import Version
 from holdfast.engine.step_inputs import NoTask
 from holdfast.engine.time_windows import TimeWindows
-from holdfast.errors import HoldfastError, InputError
+from holdfast.errors import InputError
 from holdfast.model import operators as ops
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import parts_of
@@ -38,8 +34,6 @@ class Step(TimeWindows):
     # -- the run ---------------------------------------------------------------------------
 
     def run(self, on_results: OnResults | None = None) -> StepResult:
-        if self.replays:
-            return self._replay(on_results)
         ends = {output: self._end(output) for output in self.path.outputs}
         end_operators = {end.name: end for end in ends.values()}
         operators = [op for op in self.path.operators if not isinstance(op, ops.Part)]
@@ -66,81 +60,19 @@ class Step(TimeWindows):
             for name, end in end_operators.items()
         }
         outputs = self._routed({output: collected[end.name] for output, end in ends.items()})
-        if self.leaving is not None:
-            self._take_shards()  # the footprints are logged with the results
-            self.leaving.history = self._history_to_log()
         if on_results is not None:
             on_results(outputs)  # folding does not delay the results
-            self.is_logged = True
-        if self.leaving is None:
-            self._take_shards()
-            self._fold_history()
-        else:
-            self._try_to_fold()
-        return self._result(outputs)
-
-    def _result(self, outputs: dict[str, Rows]) -> StepResult:
-        version = Version(
-            self.path.name, self.hi, self.panes, self.edges, self.shards, self._refers_from(),
-            self.before.plan, found=self._still_found(), replays_upto=self._replays_upto(),
-        )  # fmt: skip
-        self._merge_layers()
-        return StepResult(outputs, version, self.jobs)
-
-    # -- footprints ------------------------------------------------------------------------------
-
-    def _replay(self, on_results: OnResults | None) -> StepResult:
-        """Restore keyed state. All other state is as it was after the last bucket whose results are
-        logged, and gives no results until then."""
-        for op in self.path.operators:
-            if isinstance(op, ops.CountWindow | ops.Stateful):
-                recipe = self._recipe(op)
-                if recipe is not None:
-                    self._execute(recipe)
         self._take_shards()
-        outputs: dict[str, Rows] = {output: [] for output in self.path.outputs}
-        if on_results is not None:
-            on_results(outputs)
-        return self._result(outputs)
-
-    def _history_to_log(self) -> Version | None:
-        """The state that is not keyed, with the new rows between stateful operators, but before
-        folding: the next step logs files that this one folds."""
-        operators = self.path.operators
-        if not self.edges and not any(
-            isinstance(op, ops.TimeWindow | ops.Join) for op in operators
-        ):
-            return None
-        return Version(
-            self.path.name, self.hi, dict(self.panes), dict(self.edges),
-            needs_from=self.before.needs_from, plan=self.before.plan,
-        )  # fmt: skip
-
-    def _fold_history(self) -> None:
         for op in self.path.operators:
             if isinstance(op, ops.TimeWindow) and op.fn is None:
                 self._fold_panes(op)
         self._forget()
-
-    def _try_to_fold(self) -> None:
-        """Fold after the step was committed. The log names files of the step, so an error must not
-        undo it: without folding, the state remains as logged."""
-        panes, edges = dict(self.panes), dict(self.edges)
-        try:
-            self._fold_history()
-        except (HoldfastError, PySparkException, Py4JJavaError, OSError) as err:
-            self.prepared.reset()
-            self.panes, self.edges = panes, edges
-            _log.warning("path %s: not folded, to be retried: %s", self.path.name, err)
-
-    def _still_found(self) -> Mapping[str, Any]:
-        """Footprints that no job of this step has read."""
-        read = {name for name, _, _ in self.folders}
-        return {op: found for op, found in self.before.found.items() if op not in read}
-
-    def _replays_upto(self) -> int | None:
-        upto = self.before.replays_upto
-        return upto if upto is not None and upto > self.hi else None
+        version = Version(
+            self.path.name, self.hi, self.panes, self.edges, self.shards, self._refers_from(),
+            self.before.plan,
+        )  # fmt: skip
+        self._merge_layers()
+        return StepResult(outputs, version, self.jobs)
 
     def _end(self, output: str) -> ops.Operator:
         """The operator whose rows an output stream contains, all rows or one partition's part."""
@@ -192,15 +124,9 @@ class Step(TimeWindows):
             merge_max = merging.step_max // (self.engine.network.partitions if tasks == 1 else 1)
             for number, shard in shards.items():
                 shards[number], fixed[number] = merging.begin(op.name, number, shard)
-        found = {
-            number: [(bucket, Footprints.of(body)) for bucket, body in held]
-            for number, held in self.before.found.get(op.name, {}).items()
-        }
         state = keyed.StepState(
-            self.engine.folder, folder, self.hi, shards, fixed, merge_max,
-            None if self.leaving is None else self.leaving.wanted, found,
-            self.replays,
-        )  # fmt: skip
+            self.engine.folder, folder, self.hi, shards, fixed, merge_max, self.upkeep.merges
+        )
         if not self.one_task:  # shards are processed in parallel
             return Sharded(op.name, rows, state, one_task=False)
         if rows is None:
@@ -211,13 +137,9 @@ class Step(TimeWindows):
         return Sharded(op.name, rows, state, one_task=True)
 
     def _keyed_rows(self, op: ops.CountWindow | ops.Stateful) -> Recipe | None:
-        """The rows that an operator processes in this step. A replay does not compute the results
-        of closed windows again, so it reads the rows between stateful operators from files."""
+        """The rows that an operator processes in this step."""
         up = op.inputs[0]
         assert up is not None
-        if self.replays and not self._by_reference(up):
-            chunks = self.edges.get(f"{op.name}:0", ())
-            return self._chunk_rows(up, chunks, self.lo, self.hi, None)
         rows = self._stateless(up, self.lo, self.hi)
         if rows is not None and op.name in self.engine.never_empty:
             return self._united((rows, self._nothing(up)))
@@ -232,8 +154,6 @@ class Step(TimeWindows):
         up = op.inputs[0]
         assert up is not None
         rows = self._keyed_rows(op)
-        if rows is None and self._without_rows(op):
-            rows = self._nothing(up)
         if rows is None:
             return None
         plan, time = self._plan(op), self.compiled.time[op.name]
@@ -251,21 +171,15 @@ class Step(TimeWindows):
         end_us = (self.hi + 1) * self.width_us
         shards = self.shards.get(op.name, {}).values()
         due = any(shard.timer is not None and shard.timer[0] < end_us for shard in shards)
-        if rows is None and not due and not self._without_rows(op):
+        if rows is None and not due:
             return None
         return self._keyed(op, rows)
-
-    def _without_rows(self, op: ops.Operator) -> bool:
-        """Whether an operator runs without new rows: to restore its state, or because its keys may
-        have to leave footprints. Otherwise they would hold back T."""
-        checks = self.leaving is not None and self.leaving.wanted.most > 0
-        return op.name in self.before.found or (checks and op.name in self.shards)
 
     def _take_shards(self) -> None:
         for name, folder, tasks in self.folders:
             path = os.path.join(self.engine.folder, folder)
-            written = keyed.read_notes(path, tasks)
-            if written is None:
+            shards = keyed.read_notes(path, tasks)
+            if shards is None:
                 # Spark runs no task if its optimizer proves that the results are never read.
                 frames = (self.builder.build(recipe) for recipe in self.executed)
                 if any(contains(frame, keyed.name_of(name)) for frame in frames):
@@ -273,13 +187,6 @@ class Step(TimeWindows):
                         raise NoTask(name)
                     raise keyed.lost_note(path, 0)
                 continue
-            shards, footprints = written
-            if self.leaving is not None:
-                self.leaving.left[name], self.leaving.one_task = footprints, tasks == 1
-                left = {file for one in footprints.values() for file in one.files()}
-                durable = os.path.join(self.engine.folder, keyed.footprints_of(folder))
-                if os.path.isdir(durable):
-                    keyed.clean_up(durable, {os.path.basename(file) for file in left})
             layers = (layer for shard in shards.values() for layer in shard.layers)
             made = {layer.file for layer in layers if os.path.dirname(layer.file) == folder}
             keyed.clean_up(path, {os.path.basename(file) for file in made})
@@ -298,4 +205,4 @@ class Step(TimeWindows):
             for number, shard in shards.items():
                 for file in merging.end(name, number, shard):
                     self.engine.made(self.line, file)
-            merging.start(name, shards, held.state, held.timer, self.path.name)
+            merging.start(name, shards, held.state, held.timer, self.path.name, self.upkeep.merges)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from holdfast.engine.inputs import Inputs, Leaving
+from holdfast.engine.inputs import Inputs
 from holdfast.engine.nullable import nullable
 from holdfast.engine.prepared import Prepared
 from holdfast.engine.recipe import (
@@ -40,6 +40,7 @@ from holdfast.model import operators as ops
 from holdfast.model.fragments import Path
 from holdfast.model.schema import arrow_schema
 from holdfast.storage.rows import canonical, runs, sort_canonical, times_us
+from holdfast.types import NO_UPKEEP, Upkeep
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
@@ -125,14 +126,12 @@ class History:
         line: str,
         prepared: Prepared,
         rows_min: int = 0,
-        leaving: Leaving | None = None,
+        upkeep: Upkeep = NO_UPKEEP,
     ) -> None:
         #: The line (`line_of`) that owns the files of this step.
         self.line = line
         self.is_stable = line == path.name
-        self.leaving = leaving
-        #: The results are in the log.
-        self.is_logged = False
+        self.upkeep = upkeep
         self.engine, self.path, self.before = engine, path, version
         self.lo, self.hi, self.inputs = lo, hi, inputs
         self.width_us = engine.network.width_us
@@ -142,10 +141,6 @@ class History:
         self.edges = dict(version.edges)
         self.shards = dict(version.shards)
         self.jobs = 0
-        #: The step replays buckets whose results are logged.
-        self.replays = version.replays_upto is not None
-        #: Time windows and joins fold all rows of the inputs that they refer to.
-        self.folds = leaving is not None and leaving.folds
         self.recipes: dict[str, Recipe | None] = {}
         #: Results that were computed already: the recipe that stands for them, and the rows.
         self.tables: dict[str, tuple[Recipe, pa.Table]] = {}
@@ -162,7 +157,6 @@ class History:
         # are too many, the step is repeated with their number as `rows_min`.
         since = min(lo, version.needs_from)
         raw = sum(f.rows for s in path.inputs for f in inputs.files(s, since, hi))
-        raw += sum(chunk.rows for chunk in self._replayed_chunks())
         rows = max(rows_min, raw + version.rows_read(engine.whole, engine.by_key))
         #: Whether jobs are interpreted, and whether they have one task and a plan that may run
         #: again.
@@ -335,26 +329,15 @@ class History:
         return United(present, one_task=self.one_task)
 
     def _feeds_history(self, op: ops.Operator) -> bool:
-        """Whether the rows must be retained after the step: a window or join reads them, or a
-        replay, and they cannot be read from the inputs again."""
+        """Whether the rows must be retained after the step: a window or join reads them, and they
+        cannot be read from the inputs again."""
         if self._by_reference(op):
             return False
         return any(
-            up is op and self._retains(reader)
+            up is op and isinstance(reader, ops.TimeWindow | ops.Join)
             for reader in self.path.operators
             for up in reader.inputs
         )
-
-    def _retains(self, reader: ops.Operator) -> bool:
-        """Whether an operator may read its rows again after the step."""
-        footprints = self.leaving is not None
-        return isinstance(reader, ops.TimeWindow | ops.Join) or (footprints and reader.stateful)
-
-    def _replayed_chunks(self) -> list[Chunk]:
-        """The rows between stateful operators that this step replays."""
-        edges = [f"{name}:0" for name in sorted(self.compiled.marked)] if self.replays else []
-        chunks = [chunk for edge in edges for chunk in self.edges.get(edge, ())]
-        return [chunk for chunk in chunks if chunk.hi >= self.lo and chunk.lo <= self.hi]
 
     def _into_union(self, op: ops.Operator) -> bool:
         """Whether the rows flow into a union. The shard number is the number of the task, which a
@@ -373,7 +356,7 @@ class History:
         chunk = self._write(table, op.name, self.lo, self.hi, op)
         for reader in self.path.operators:
             for port, up in enumerate(reader.inputs):
-                if up is op and self._retains(reader):
+                if up is op and isinstance(reader, ops.TimeWindow | ops.Join):
                     edge = f"{reader.name}:{port}"
                     self.edges[edge] = (*self.edges.get(edge, ()), chunk)
         return self._read(op.name, self._files([chunk]))

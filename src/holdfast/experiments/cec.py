@@ -20,7 +20,7 @@ from holdfast.config import Options
 from holdfast.engine import session
 from holdfast.experiments import cec_kills
 from holdfast.experiments.cec_objectives import delays, objectives, whole_state
-from holdfast.experiments.cec_sweeps import PAPER, SCALE, baseline, load_times, sweep
+from holdfast.experiments.cec_sweeps import CHANGES, PAPER, SCALE, baseline, load_times, sweep
 
 
 def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _ratios(base: Mapping[str, Any]) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> Table:
     shown = Table(title="Continuous eventual checkpoints: what the dials change")
-    for column in ("dial", "footprints of open windows a step", "entries to read", "load (s)",
+    for column in ("dial", "footprints a step", "rewritten a step", "entries to read", "read (s)",
                    "replayed (MB)", "recovery (s)", "response (s)"):  # fmt: skip
         shown.add_column(column, justify="left" if column == "dial" else "right")
     units = {"q": "Q = {} times the open windows", "u": "U = {:,} rows", "cp": "CP = {} ms"}
@@ -73,7 +73,7 @@ def table(result: dict[str, Any]) -> Table:
         for number, row in enumerate(result["sweeps"][dial]):
             value = SCALE * row["value"] if dial == "cp" else row["value"]
             shown.add_row(
-                label.format(value), f"{row['checks']:,.0f}",
+                label.format(value), f"{row['footprints']:,.0f}", f"{row['rewritten']:,.0f}",
                 *(_beside(row, key, paper, number) for key in ("extent", "load_s", "replayed_mb")),
                 f"{row['recovery_s']:.1f}", _beside(row, "response_s", paper, number),
             )  # fmt: skip
@@ -95,7 +95,7 @@ def _captions(result: dict[str, Any]) -> list[str]:
         f"windows {result['baseline_ratio_slow']:.2f} (literal {result['literal_ratio_slow']:.2f}; "
         f"paper: above 0.9); ten buckets a step without footprints {result['lazy_ratio']:.2f}",
         *(
-            f"loading {name[7:]} entries: {result[name]:.2f} s"
+            f"reading {name[7:]} entries: {result[name]:.2f} s"
             for name in ("load_s_120k", "load_s_500k")
             if name in result
         ),
@@ -108,7 +108,7 @@ def _captions(result: dict[str, Any]) -> list[str]:
         f"{slow['cec']['ms_p999']:.0f} ms with footprints, {slow['none']['ms_p999']:.0f} without",
     ]
     captions.append(
-        "bytes of footprints at 5 s over those at 1 s: "
+        "bytes made durable at 5 s over those at 1 s: "
         f"{result['objectives']['bytes_5s_over_1s']:.2f}"
     )
     stated_times = [
@@ -131,10 +131,15 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 4, figsize=(14, 6))
-    keys = ("checks", "extent", "load_s", "replayed_mb")
-    labels = ("Gchecks a step", "extent (entries)", "load (s)", "replayed (MB)")
+    keys = ("rewritten", "extent", "load_s", "replayed_mb")
+    titles = {
+        "rewritten": "rewritten a step", "footprints": "footprints a step",
+        "extent": "extent (entries)", "load_s": "read (s)", "replayed_mb": "replayed (MB)",
+    }  # fmt: skip
     for line, (dial, name) in enumerate((("q", "Q / open windows"), ("u", "U (rows)"))):
         rows = result["sweeps"][dial]
+        keys = (CHANGES[dial][0], *keys[1:])
+        labels = [titles[key] for key in keys]
         for at, key, label in zip(axes[line], keys, labels, strict=True):
             at.plot([row["value"] for row in rows], [row[key] for row in rows], marker="o")
             theirs = PAPER[dial].get(key)

@@ -1,8 +1,8 @@
 """Steps of a count window over prepared buckets, with an output log and one form of recovery.
 
 The node runs in this process, without transport: engine, output log (flushed), and eventual
-checkpoints as in production (`node/eventual_checkpoints.py`), or checkpoints of the whole state, or
-none. A crash forgets everything but the log.
+checkpoints as in production (`core/eventual_checkpoint.py`, `node/checkpoints.py`), or checkpoints
+every so many buckets, or none. A crash forgets everything but the files.
 
 The workload is that of the paper (section IV): items with an id, a price and a time, of 100 bytes;
 the mean price of windows of so many items of each id.
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 import holdfast as hf
 from holdfast.clock import monotonic_us
-from holdfast.core.eventual_checkpoint import Settings
+from holdfast.core.eventual_checkpoint import Named, Settings, Stepped
 from holdfast.core.job_size import JobLimits, JobSize
 from holdfast.core.progress_events import Run
 from holdfast.engine.engine import Engine
@@ -33,14 +33,14 @@ from holdfast.engine.layers import LayerName, merge_layers
 from holdfast.engine.recipe import Builder
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import Version
+from holdfast.errors import HoldfastError
 from holdfast.experiments.growth_bench import InputFolder
 from holdfast.model.fragments import fragments
-from holdfast.model.protection import Protection
 from holdfast.node.checkpoints import Checkpoints
-from holdfast.node.eventual_checkpoints import EventualCheckpoints
-from holdfast.storage import Log, Record
+from holdfast.storage import Log
 from holdfast.storage.rows import TIMESTAMP
 from holdfast.streams.soutput import SOutput
+from holdfast.types import NO_UPKEEP
 
 WIDTH_US = 100_000
 OUTPUT = "means"
@@ -99,11 +99,11 @@ class Inputs(InputFolder):
 class Form:
     """A form of recovery."""
 
-    #: "none", "cec", "delta" or "full".
+    #: "none", "cec", "delta" (checkpoints of changed layers) or "full" (copies of the whole state).
     kind: str
     #: With CEC.
     settings: Settings | None = None
-    #: With checkpoints of the whole state, how many buckets are between two.
+    #: With "delta" and "full", how many buckets are between two checkpoints.
     every: int = 0
 
 
@@ -113,15 +113,20 @@ class Bench:
     ) -> None:
         self.workload, self.form, self.sessions, self.inputs = workload, form, sessions, inputs
         self.folder = folder
-        self.network = workload.network(**({} if form.settings is None else {"recovery": "cec"}))
+        self.network = workload.network()
         (fragment,) = fragments(self.network)
         (self.path,) = fragment.paths
-        #: Time spent on checkpoints of the whole state, and bytes that they have flushed.
+        #: Time spent on checkpoints, and what they have flushed.
         self.checkpoint_us = 0
         self.durable_bytes = 0
-        self._copying: threading.Thread | None = None
-        #: The version that is being copied; its files must stay.
-        self._copied: list[Version] = []
+        self.durable_entries = 0
+        #: Entries that were written because all layers of a shard became one.
+        self.rewritten = 0
+        #: The checkpoint that is being written: its thread, its version, which must stay, and what
+        #: it has returned.
+        self._thread: threading.Thread | None = None
+        self._flushing: list[Version] = []
+        self._named: list[tuple[Version, Named]] = []
         self.engine = self._engine()
         self.open()
 
@@ -134,26 +139,10 @@ class Bench:
         self.log = log
         self.soutput = SOutput(log, self.engine.digest)
         self.soutput.valid_from[self.path.name] = 0
-        self.eventual: EventualCheckpoints | None = None
-        inputs: Any = self.inputs
-        version: Version | None = None
-        if self.form.settings is not None:
-            self.eventual = EventualCheckpoints(
-                "main",
-                log,
-                self.engine,
-                inputs,
-                monotonic_us,
-                Protection(recovery="cec"),
-                self.form.settings,
-            )
-            version = self.eventual.recover(self.path)
-        self.checkpoints = Checkpoints("main", log, self.engine, monotonic_us)
-        if self.form.every:
-            version = self.checkpoints.recover(self.path)
+        self.checkpoints = Checkpoints("main", log, self.engine, monotonic_us, self.form.settings)
+        version = self.checkpoints.recover(self.path)
+        self.control = self.checkpoints.eventual.get(self.path.name)
         self.engine.recovered([] if version is None else [version])
-        if self.eventual is not None:
-            self.eventual.recovered()
         if not log.has(OUTPUT):
             log.open_stream(OUTPUT, self.engine.schema(OUTPUT), self.engine.time(OUTPUT), 0)
         self.version = version or self.engine.empty(self.path, -1)
@@ -166,6 +155,12 @@ class Bench:
     def committed(self) -> int:
         upto: int = self.log.info(OUTPUT).complete_upto
         return upto
+
+    @property
+    def since_checkpoint(self) -> int:
+        """Buckets since the newest checkpoint."""
+        newest = self.checkpoints.newest.get(self.path.name)
+        return self.bucket - (-1 if newest is None else newest.bucket)
 
     def advance(self, buckets: int, group: int = 1) -> list[float]:
         """Run so many buckets, in groups. Returns the seconds of each step until its results were
@@ -189,49 +184,81 @@ class Bench:
 
     def step(self, hi: int) -> float:
         """Run up to the end of a bucket. Returns the seconds until the results were durable."""
+        self._take_named()
         work = Run(self.path.name, self.version.bucket + 1, hi)
+        files = self.inputs.files("items", work.lo, hi)
+        rows = {file.bucket: file.rows for file in files}
+        upkeep, control = NO_UPKEEP, self.control
+        if control is not None:
+            coming = sum(rows.values())
+            upkeep = control.upkeep(monotonic_us(), self.version.needs_from, coming)
         began, done = time.perf_counter(), []
 
-        def on_results(results: Results, *more: Record) -> None:
-            self.soutput.stable(work, self.path, results, *more)
+        def on_results(results: Results) -> None:
+            self.soutput.stable(work, self.path, results)
             done.append(time.perf_counter())
 
-        if self.eventual is not None:
-            self.version = self.eventual.run(self.path, self.version, work, on_results).version
-        else:
-            self.version = self.engine.run(
-                self.path, self.version, work.lo, hi, self.inputs, on_results=on_results
-            ).version
-        if self.form.every and hi % self.form.every == 0:
-            self._checkpoint()
-        kept = [self.version, *self._copied]
-        if self.form.every:
-            kept += self.checkpoints.newest.values()
-        self.engine.release(self.path, kept)
+        before, self.version = (
+            self.version,
+            self.engine.run(
+                self.path,
+                self.version,
+                work.lo,
+                hi,
+                self.inputs,
+                on_results=on_results,
+                upkeep=upkeep,
+            ).version,
+        )
+        self.rewritten += _rewritten(before, self.version)
+        took_us = int(1e6 * (time.perf_counter() - began))
+        self._take_named()
+        is_due = bool(self.form.every) and self.since_checkpoint >= self.form.every
+        if control is not None:
+            control.stepped(Stepped(hi, rows, self.version.entries(), self.version.keys(), took_us))
+            is_due = control.is_due(monotonic_us(), self.version.needs_from)
+        if is_due and self._thread is None:
+            self._begin_checkpoint()
+        newest = self.checkpoints.newest.values()
+        self.engine.release(self.path, [self.version, *self._flushing, *newest])
         return (done[-1] if done else time.perf_counter()) - began
 
-    @property
-    def spent_us(self) -> int:
-        """Time spent on checkpoints."""
-        if self.eventual is None:
-            return self.checkpoint_us
-        written = self.eventual.written
-        return written["took_us"] + written["sync_us"]
+    # -- checkpoints, beside the steps -------------------------------------------------------------
 
-    # -- checkpoints of the whole state ------------------------------------------------------------
+    def _begin_checkpoint(self) -> None:
+        costs: tuple[float, ...] = ()
+        if self.control is not None:
+            self.control.began(monotonic_us())
+            costs = self.control.costs.body()
+        self._flushing = [self.version]
+        run = self._copy if self.form.kind == "full" else partial(self._flush, costs)
+        self._thread = threading.Thread(target=run, args=(self.version,))
+        self._thread.start()
 
-    def _checkpoint(self) -> None:
-        if self.form.kind == "delta":
-            newest = self.checkpoints.newest.get(self.version.path)
-            durable = set() if newest is None else {*newest.files()}
-            began_us = monotonic_us()
-            self.checkpoints.write(self.version)
-            self.checkpoint_us += monotonic_us() - began_us
-            self.durable_bytes += self._bytes({*self.version.files()} - durable)
-        elif self._copying is None or not self._copying.is_alive():
-            self._copied = [self.version]
-            self._copying = threading.Thread(target=self._copy, args=(self.version,))
-            self._copying.start()
+    def _take_named(self) -> None:
+        """Use the checkpoint that was written beside the last steps."""
+        if self._thread is None or self._thread.is_alive():
+            return
+        self._thread.join()
+        self._thread, self._flushing = None, []
+        if not self._named:
+            raise HoldfastError("the checkpoint has failed")
+        version, named = self._named.pop()
+        self.checkpoint_us += named.took_us
+        self.durable_entries += named.new_entries
+        if self.control is not None:
+            self.control.named(monotonic_us(), named)
+        assert version.bucket <= self.bucket
+
+    def _flush(self, costs: tuple[float, ...], version: Version) -> None:
+        newest = self.checkpoints.newest.get(version.path)
+        durable = set() if newest is None else {*newest.files()}
+        began_us = monotonic_us()
+        new_entries = self.checkpoints.write(version, costs)
+        took_us = monotonic_us() - began_us
+        self.durable_bytes += self._bytes({*version.files()} - durable)
+        named = Named(version.needs_from, version.entries(), new_entries, took_us)
+        self._named.append((version, named))
 
     def _copy(self, version: Version) -> None:
         """Write the complete state to new files, in a job beside the steps."""
@@ -253,14 +280,14 @@ class Bench:
             number: replace(shard, layers=() if layer is None else (layer,))
             for (number, shard), layer in zip(shards.items(), layers, strict=True)
         }
-        before = self.checkpoints.newest.get(version.path)
-        self.checkpoints.write(replace(version, shards={name: copied}))
+        before, copy = self.checkpoints.newest.get(version.path), {name: copied}
+        new_entries = self.checkpoints.write(replace(version, shards=copy))
         if before is not None:
             for file in before.files():
                 os.unlink(os.path.join(self.engine.folder, file))
-        self._copied = []
-        self.checkpoint_us += monotonic_us() - began_us
         self.durable_bytes += self._bytes(self.checkpoints.newest[version.path].files())
+        took_us = monotonic_us() - began_us
+        self._named.append((version, Named(version.needs_from, new_entries, new_entries, took_us)))
 
     def _bytes(self, files: Iterable[str]) -> int:
         return sum(os.path.getsize(os.path.join(self.engine.folder, file)) for file in files)
@@ -274,19 +301,19 @@ class Bench:
 
     def settle(self) -> None:
         """Wait for work beside the steps."""
-        for thread in (self._copying, self.engine.merging.thread):
+        for thread in (self._thread, self.engine.merging.thread):
             if thread is not None:
                 thread.join()
+        self._take_named()
 
     def recover(self) -> Recovery:
         """Recover from a crash, until the first bucket after it is committed."""
         began = time.perf_counter()
         self.open()
         opened = time.perf_counter()
-        control = None if self.eventual is None else self.eventual.controls[self.path.name]
-        entries = 0 if control is None else control.extent
+        entries = self.version.entries()
         upto, size = self.committed, JobSize(JobLimits())
-        replayed, first = self.bucket, None
+        replayed = self.bucket
         while self.bucket < upto:
             waiting = [
                 (file.bucket, file.rows, os.path.getsize(file.path))
@@ -295,31 +322,39 @@ class Bench:
             hi = size.last(waiting, self.bucket, upto)
             size.fitted(hi - self.bucket)
             self.step(hi)
-            first = first or time.perf_counter()
         regained = time.perf_counter()
         self.step(upto + 1)
         done = time.perf_counter()
         return Recovery(
-            done - began, opened - began, (first or opened) - opened, regained - (first or opened),
-            done - regained, upto - replayed, entries,
-            0.0 if self.eventual is None else self.eventual.load_us[self.path.name] / 1e6,
+            done - began, opened - began, regained - opened, done - regained, upto - replayed,
+            entries,
         )  # fmt: skip
+
+
+def _rewritten(before: Version, after: Version) -> int:
+    """Entries of the oldest layers that are new."""
+    held = set(before.files())
+    oldest = [
+        shard.layers[0]
+        for shards in after.shards.values()
+        for shard in shards.values()
+        if shard.layers
+    ]
+    return sum(layer.entries for layer in oldest if layer.file not in held)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Seconds of a recovery: in all; to open the log; for the first step, which loads the
-    footprints; for the others; and for the first new bucket."""
+    """Seconds of a recovery: in all; to open the log, to read and to verify the state; to replay;
+    and for the first new bucket."""
 
     seconds: float
-    open_s: float
-    first_s: float
-    others_s: float
+    load_s: float
+    replay_s: float
     next_s: float
-    #: Buckets that were replayed, entries that were loaded, and the time to load them.
+    #: Buckets that were replayed, and entries of the state that was read.
     buckets: int
     entries: int
-    load_s: float
 
 
 def forget_pages(*folders: str) -> None:

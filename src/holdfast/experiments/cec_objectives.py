@@ -14,7 +14,6 @@ import statistics
 from typing import Any
 
 from holdfast.core.eventual_checkpoint import Settings, Targets
-from holdfast.engine.keyed import FOOTPRINTS
 from holdfast.engine.session import Sessions
 from holdfast.experiments.cec_bench import Bench, Form, Inputs, Recovery, Workload, forget_pages
 from holdfast.experiments.cec_sweeps import IDS, ROWS, WINDOW, Say
@@ -43,17 +42,13 @@ def objectives(sessions: Sessions, folder: str, crashes: int, say: Say) -> dict[
         bench = Bench(work, Form("cec", settings), sessions, name, inputs)
         bench.advance(WARM)
         rng, took_s, predicted_s, bytes_, rows = random.Random(stated_s), [], [], 0, 0
-        written = Written(os.path.join(name, "state", FOOTPRINTS))
         for _ in range(crashes):
-            written.look()
-            written.reset()
-            for _ in range(rng.randrange(3, 20)):
-                bench.advance(1)
-                written.look()
-                rows += ROWS
-            bytes_ += written.state_bytes
-            assert bench.eventual is not None
-            predicted_s.append(bench.eventual.controls[bench.path.name].predicted_us / 1e6)
+            steps, before = rng.randrange(3, 20), bench.durable_bytes
+            bench.advance(steps)
+            bench.settle()
+            rows, bytes_ = rows + steps * ROWS, bytes_ + bench.durable_bytes - before
+            assert bench.control is not None
+            predicted_s.append(bench.control.predicted_us / 1e6)
             took_s.append(crash(bench).seconds)
         errors = sorted(
             abs(predicted - took) / took
@@ -70,7 +65,7 @@ def objectives(sessions: Sessions, folder: str, crashes: int, say: Say) -> dict[
         }
         say(f"recovery within {stated_s} s: {found[f'{stated_s}s']['within']} of {crashes}, median "
             f"{statistics.median(took_s):.2f} s, predicted {statistics.median(predicted_s):.2f} s, "
-            f"{bytes_ / rows:.1f} bytes of footprints a row")  # fmt: skip
+            f"{bytes_ / rows:.1f} bytes made durable a row")  # fmt: skip
         bench.close()
     first, last = (found[f"{stated_s}s"]["bytes_per_row"] for stated_s in OBJECTIVES_S[::2])
     found["bytes_5s_over_1s"] = round(last / first, 3)
@@ -98,16 +93,12 @@ def whole_state(
         written[name] = Written(benches[name].folder)
         written[name].look()
         written[name].reset()
-    footprints = Written(os.path.join(benches["cec"].folder, "state", FOOTPRINTS))
-    footprints.look()
-    footprints.reset()
-    before = {name: (bench.spent_us, bench.durable_bytes) for name, bench in benches.items()}
+    before = {name: (bench.checkpoint_us, bench.durable_bytes) for name, bench in benches.items()}
     took_s: dict[str, list[float]] = {name: [] for name in forms}
     for number in range(steps):
         for name in list(forms) if number % 2 else list(forms)[::-1]:
             took_s[name].append(benches[name].timed(1))
             written[name].look()
-        footprints.look()
     rows = steps * ROWS
     for bench in benches.values():
         bench.settle()
@@ -117,12 +108,11 @@ def whole_state(
         spent_us, durable_bytes = before[name]
         more_bytes = written[name].state_bytes - written["none"].state_bytes
         found[name] = {
-            "us_per_row": round((bench.spent_us - spent_us) / rows, 4),
+            "us_per_row": round((bench.checkpoint_us - spent_us) / rows, 4),
             "bytes_per_row": round(more_bytes / rows, 2),
             "durable_bytes_per_row": round((bench.durable_bytes - durable_bytes) / rows, 2),
             "step_ms": round(1_000 * statistics.median(took_s[name]), 1),
         }
-    found["cec"]["durable_bytes_per_row"] = round(footprints.state_bytes / rows, 2)
     for name in ("cec", "full", "delta"):
         found[name]["recoveries"] = [
             _recovery(benches[name], late) for _ in range(crashes) for late in (False, True)
@@ -137,40 +127,35 @@ def whole_state(
 
 
 def _recovery(bench: Bench, late: bool) -> dict[str, Any]:
-    """Crash soon after a checkpoint of the whole state, or just before the next one; with CEC at
-    any moment."""
-    if bench.form.every:
-        at = bench.form.every - 1 if late else 1
-        bench.advance((at - bench.bucket) % bench.form.every or bench.form.every)
+    """Crash soon after a checkpoint, or just before the next one."""
+    at = COMPARED_ROWS // ROWS - 1 if late else 1
+    while bench.since_checkpoint != at:
+        bench.advance(1)
         bench.settle()
-    else:
-        bench.advance(7)
     recovery = crash(bench)
     return {"seconds": round(recovery.seconds, 2), "rows": recovery.buckets * ROWS, "late": late}
 
 
 def _ratios(found: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the whole state are made every so many rows that the longest recovery takes as long
-    as the median one with CEC, which always replays about as many rows. The time of a recovery from
-    copies is a linear function of the rows since the last copy. `_median`: the same, if the median
-    recovery from copies, which replays half as many rows, should take as long."""
+    """Copies of the whole state are made every so many rows that their longest recovery takes as
+    long as the longest one with CEC. The time of a recovery from copies is a linear function of the
+    rows since the last copy."""
 
-    def median(key: str, name: str, late: bool | None = None) -> float:
-        of = [one for one in found[name]["recoveries"] if late is None or one["late"] == late]
-        return float(statistics.median(one[key] for one in of))
+    def median(key: str, name: str, late: bool) -> float:
+        of = [one[key] for one in found[name]["recoveries"] if one["late"] == late]
+        return float(statistics.median(of))
 
     soon_s, late_s = (median("seconds", "full", late) for late in (False, True))
     soon_rows, late_rows = (median("rows", "full", late) for late in (False, True))
     per_row_s = max(1e-9, (late_s - soon_s) / (late_rows - soon_rows))
-    equal_rows = max(ROWS, late_rows + (median("seconds", "cec") - late_s) / per_row_s)
+    equal_rows = max(ROWS, late_rows + (median("seconds", "cec", True) - late_s) / per_row_s)
     keys = {
         "time_ratio": "us_per_row", "bytes_ratio": "bytes_per_row",
         "durable_ratio": "durable_bytes_per_row",
     }  # fmt: skip
     ratios = {
-        f"{name}{kind}": round(found["cec"][key] * rows / (late_rows * found["full"][key]), 3)
+        name: round(found["cec"][key] * equal_rows / (late_rows * found["full"][key]), 3)
         for name, key in keys.items()
-        for kind, rows in (("", equal_rows), ("_median", 2 * equal_rows))
     }
     return {"full_every_rows": round(equal_rows), **ratios}
 

@@ -1,13 +1,16 @@
-"""The figures of the paper on continuous eventual checkpointing (section IV): cost without
-checkpoints of open windows (Figure 5), and the dials Q, U and CP (Figures 6 to 9).
+"""The figures of the paper on continuous eventual checkpointing (section IV): cost of footprints
+(Figure 5), and the dials Q, U and CP (Figures 6 to 9).
 
 A step of Spark takes as long as many periods CP of the paper, so that CI and CP are ten times as
-long here. As in the paper, every window that opens leaves a footprint (literal mode).
+long here. The dials are apart from each other: Q limits the extent by merging layers, U and CP
+limit what is replayed by making more footprints durable. With Q, the footprints of every step are
+made durable, as in the paper.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from holdfast.experiments.cec_bench import (
     Workload,
     forget_pages,
 )
+from holdfast.model.protection import Protection
 
 Say = Callable[[str], None]
 
@@ -35,7 +39,7 @@ SCALE = 10
 Q = (1, 2, 4, 8)
 U = (125_000, 250_000, 500_000, 1_000_000)
 CP_MS = (25, 50, 100, 250)
-CI_MS = {"q": 5, "u": 5, "cp": 10}
+CI_MS = {"u": 5, "cp": 10}
 #: What the paper reports: footprints of open windows are read from plots without values.
 PAPER: dict[str, dict[str, tuple[float | None, ...]]] = {
     "q": {"extent": (120_000, 180_000, None, 500_000), "load_s": (3.5, 5.0, 14.0, 27.0),
@@ -46,15 +50,18 @@ PAPER: dict[str, dict[str, tuple[float | None, ...]]] = {
 }  # fmt: skip
 #: Bytes of a row.
 ROW_BYTES = 100
+#: All footprints of every step are made durable.
+EVERY_STEP = Settings(Targets(rows=0), None)
 
 
 def baseline(sessions: Sessions, folder: str, repeats: int, steps: int, say: Say) -> dict[str, Any]:
-    """Rows per second with footprints only where they are necessary (Figure 5), as ratios of the
-    same steps without footprints. The forms alternate."""
+    """Rows per second with footprints (Figure 5), as ratios of the same steps without checkpoints.
+    `literal`: the footprints of every step are made durable, so that every window that is open
+    after its first step has one (Gopen). The forms alternate."""
     forms = {
         "none": Form("none"),
-        "default": Form("cec", Settings(Targets(), None)),
-        "literal": Form("cec", Settings(Targets(), None, literal=True)),
+        "default": Form("cec", Settings.of(Protection(recovery="cec"))),
+        "literal": Form("cec", EVERY_STEP),
         "lazy": Form("none"),
     }
     found: dict[str, Any] = {}
@@ -100,12 +107,12 @@ class Point:
 def points() -> list[Point]:
     def of(dial: str, value: int, targets: Targets, cp_ms: int) -> Point:
         pace = Pace(SCALE * CI_MS[dial] * 1_000, SCALE * cp_ms * 1_000)
-        return Point(dial, value, Settings(targets, pace, literal=True))
+        return Point(dial, value, Settings(targets, pace))
 
     return [
-        *(of("q", times, Targets(entries=times * OPEN), 100) for times in Q),
+        *(Point("q", times, Settings(Targets(times * OPEN, rows=0), None)) for times in Q),
         *(of("u", rows, Targets(rows=rows), 100) for rows in U),
-        *(of("cp", cp_ms, Targets(entries=OPEN), cp_ms) for cp_ms in CP_MS),
+        *(of("cp", cp_ms, Targets(rows=0), cp_ms) for cp_ms in CP_MS),
     ]
 
 
@@ -122,9 +129,10 @@ def sweep(sessions: Sessions, folder: str, crashes: int, steps: int, say: Say) -
         name = "without" if point is None else f"{point.dial}-{point.value}"
         bench = Bench(work, form, sessions, os.path.join(folder, name), inputs)
         bench.advance(warm)
-        of_point = max(steps, 0 if point is None else _steps_of(point.settings))
+        cycle, rng = max(steps, 0 if point is None else _cycle(point)), random.Random(name)
         samples = [
-            _sample(bench, of_point, lifetime, crash=point is not None) for _ in range(crashes)
+            _sample(bench, rng.randrange(cycle, 2 * cycle), lifetime, crash=point is not None)
+            for _ in range(crashes)
         ]
         median = {key: statistics.median(sample[key] for sample in samples) for key in samples[0]}
         row = {"value": None if point is None else point.value, "samples": samples, **median}
@@ -138,22 +146,30 @@ def sweep(sessions: Sessions, folder: str, crashes: int, steps: int, say: Say) -
     return found
 
 
-def _steps_of(settings: Settings) -> int:
-    """Steps that contain two periods CP; a step takes a tenth of a second or longer."""
-    return 0 if settings.pace is None else -(-2 * settings.pace.period_us // WIDTH_US)
+def _cycle(point: Point) -> int:
+    """Steps in which a dial acts at least once: until the extent or the rows reach the target, or
+    two periods CP, of which a step takes a tenth of a second or longer."""
+    if point.dial == "q":
+        return point.value * OPEN // ROWS
+    if point.dial == "u":
+        return point.value // ROWS
+    assert point.settings.pace is not None
+    return 2 * point.settings.pace.period_us // WIDTH_US
 
 
 def _sample(bench: Bench, steps: int, lifetime: int, *, crash: bool) -> dict[str, float]:
-    before = 0 if bench.eventual is None else bench.eventual.written["checks"]
+    before = bench.durable_entries, bench.rewritten
     took_s = bench.timed(steps)
     sample: dict[str, float] = {"response_s": round(lifetime * took_s / steps, 2)}
-    if not crash or bench.eventual is None:
+    if not crash:
         return sample
-    sample["checks"] = (bench.eventual.written["checks"] - before) / steps
     bench.crash()
+    footprints, rewritten = bench.durable_entries - before[0], bench.rewritten - before[1]
     forget_pages(bench.folder, bench.inputs.folder)
     recovery = bench.recover()
     return sample | {
+        "footprints": footprints / steps,
+        "rewritten": rewritten / steps,
         "extent": recovery.entries,
         "load_s": round(recovery.load_s, 3),
         "replayed_mb": round(recovery.buckets * bench.workload.rows * ROW_BYTES / 1e6, 1),
@@ -165,20 +181,22 @@ def _rises(values: Sequence[float]) -> bool:
     return all(one <= other for one, other in pairwise(values))
 
 
+#: What each dial lowers, and what it raises for that.
+CHANGES = {
+    "q": ("rewritten", "extent"),
+    "u": ("footprints", "replayed_mb"),
+    "cp": ("footprints", "replayed_mb"),
+}
+
+
 def monotone(found: dict[str, Any]) -> dict[str, bool]:
-    """Whether the dials work as in the paper: footprints of open windows become fewer, the extent
-    larger and the replayed bytes more. Between the ends, footprints and one of the others differ at
-    least three times."""
+    """Whether each dial lowers the work of running and raises that of recovery, step by step, and
+    between its ends at least three times."""
     result = {}
-    for dial in ("q", "u", "cp"):
-        checks, extent, replayed = (
-            [row[key] for row in found[dial]] for key in ("checks", "extent", "replayed_mb")
-        )
-        ordered = _rises(checks[::-1]) and _rises(extent) and _rises(replayed)
-        apart = checks[0] >= 3 * checks[-1] and (
-            extent[-1] >= 3 * extent[0] or replayed[-1] >= 3 * replayed[0]
-        )
-        result[dial] = ordered and apart
+    for dial, keys in CHANGES.items():
+        work, recovery = ([row[key] for row in found[dial]] for key in keys)
+        ordered = _rises(work[::-1]) and _rises(recovery)
+        result[dial] = ordered and work[0] >= 3 * work[-1] and recovery[-1] >= 3 * recovery[0]
     return result
 
 

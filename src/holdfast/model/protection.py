@@ -53,19 +53,17 @@ class Protection:
     reconcile: Reconcile = "checkpoint"
     #: What upstream logs retain for a replica. `replay`: everything that a replica without state
     #: needs, so that a replica survives the loss of its storage. `checkpoint`: what the newest
-    #: checkpoint needs. `cec`: what the footprints of open keys need, and what time windows and
-    #: joins refer to; the log of the node names their files
+    #: checkpoint needs. `cec`: the same, with checkpoints as frequent as a short recovery needs
     #: (docs/design/0017-eventual-checkpoints.md). None: `Options.recovery`. For a pair: everything
     #: after a checkpoint.
     recovery: RecoveryPolicy | None = None
-    #: With `cec`, windows leave new footprints if recovery would have to read more entries of the
-    #: output log, or replay more input rows (Q and U of the paper, section III.A). None:
-    #: 1,000,000 entries or four times the open windows, and 1,000,000 rows unless `recovery_time`
-    #: is stated.
+    #: With `cec`, a checkpoint is due if recovery would have to read more entries of keyed state,
+    #: or replay more input rows (Q and U of the paper, section III.A). None: no limit of entries,
+    #: and 1,000,000 rows unless `recovery_time` is stated.
     recovery_entries: int | None = None
     recovery_rows: int | None = None
-    #: With `cec`, how long recovery may take after the process has started: windows leave as many
-    #: footprints as this needs, from costs that the node measures. Instead of the other limits.
+    #: With `cec`, how long recovery may take after the process has started: checkpoints are as
+    #: frequent as this needs, from costs that the node measures. Instead of the other limits.
     recovery_time: str | None = None
 
     def __post_init__(self) -> None:

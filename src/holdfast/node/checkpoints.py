@@ -8,6 +8,9 @@ import os
 from collections import deque
 from collections.abc import Callable
 
+from holdfast.core import progress_events as core
+from holdfast.core.eventual_checkpoint import EventualCheckpoint, Recovered, Settings
+from holdfast.core.recovery_costs import RecoveryCosts
 from holdfast.engine.state import Version
 from holdfast.errors import HoldfastError, LogError
 from holdfast.model.fragments import Path
@@ -18,23 +21,51 @@ _log = logging.getLogger("holdfast.node")
 
 
 class Checkpoints:
-    def __init__(self, node: str, log: Log, engine: StepEngine, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        node: str,
+        log: Log,
+        engine: StepEngine,
+        clock: Callable[[], int],
+        settings: Settings | None = None,
+    ) -> None:
         self._node, self._log, self._engine, self._clock = node, log, engine, clock
+        #: How checkpoints are eventual; None: they are not.
+        self._settings = settings
+        #: By path, if checkpoints are eventual.
+        self.eventual: dict[str, EventualCheckpoint] = {}
         #: Newest durable version of each path.
         self.newest: dict[str, Version] = {}
+        #: Newer versions than that whose files are damaged, and why, when the node started.
+        self.damaged: list[tuple[Version, str]] = []
+        #: Versions that are being made durable.
+        self.flushing: dict[str, Version] = {}
         #: Durations of the last checkpoints.
         self.seconds: deque[float] = deque(maxlen=100)
 
     def recover(self, path: Path) -> Version | None:
         """The newest durable version of a path whose files are usable."""
+        began_us = self._clock()
+        found = self._find(path)
+        version, costs = found or (None, RecoveryCosts())
+        if self._settings is not None:
+            recovered, upto = None, self._logged_upto(path)
+            if upto is not None:
+                entries = 0 if version is None else version.entries()
+                recovered = Recovered(upto, entries, self._clock() - began_us, costs)
+            self.eventual[path.name] = EventualCheckpoint(self._settings, recovered)
+        return version
+
+    def _logged_upto(self, path: Path) -> int | None:
+        """The last bucket of which all results are logged; None: there is none."""
+        infos = [self._log.info(output) for output in path.outputs if self._log.has(output)]
+        if len(infos) < len(path.outputs) or any(i.complete_upto < i.starts_at for i in infos):
+            return None
+        return min(info.complete_upto for info in infos)
+
+    def _find(self, path: Path) -> tuple[Version, RecoveryCosts] | None:
         plan = self._engine.plan_hash(path)
         for bucket, body in reversed(self._log.states(path.name)):
-            if "footprints" in body:
-                raise HoldfastError(
-                    f"node {self._node!r}: its storage was written with recovery='cec' (path "
-                    f"{path.name!r}); use recovery='cec' again, or another storage (storage=, "
-                    "--storage)"
-                )
             version = Version.of(path.name, bucket, body)
             if version.plan != plan:
                 raise HoldfastError(
@@ -47,18 +78,41 @@ class Checkpoints:
             except LogError as err:
                 _log.warning("node %s: the checkpoint at bucket %s is unusable, trying an older "
                              "one: %s; check the disk", self._node, bucket, err)  # fmt: skip
+                self.damaged.append((version, str(err)))
                 continue
             self.newest[path.name] = version
-            return version
+            return version, RecoveryCosts.of(body.get("costs", ()))
         return None
 
-    def write(self, version: Version) -> None:
-        """Make a version durable, and drop the older ones of its path. Raises `StorageFull`."""
-        began_us = self._clock()
+    def write(self, version: Version, costs: tuple[float, ...] = ()) -> int:
+        """Make a version durable, and drop the older ones of its path. Returns the number of
+        entries that became durable. Raises `StorageFull`."""
         before = self.newest.get(version.path)
         durable = set() if before is None else set(before.files())
-        files = [os.path.join("state", name) for name in version.files() if name not in durable]
-        self._log.save_state(version.path, version.bucket, version.body(), files)
+        new = {name: count for name, count in version.sizes().items() if name not in durable}
+        body = {**version.body(), **({"costs": costs} if costs else {})}
+        files = [os.path.join("state", name) for name in new]
+        self._log.save_state(version.path, version.bucket, body, files)
         self._log.drop_states(version.path, version.bucket)
         self.newest[version.path] = version
-        self.seconds.append((self._clock() - began_us) / 1e6)
+        return sum(new.values())
+
+    def clean_up(self) -> None:
+        """Delete files left by a killed process. Those of a damaged checkpoint stay until the first
+        step: an operator may restore the damaged file."""
+        self._engine.recovered([*self.newest.values(), *(version for version, _ in self.damaged)])
+
+    def explained(self, path: str, why: str) -> str:
+        """Why a path cannot start, with the damage of its newest checkpoint."""
+        damage = [err for version, err in self.damaged if version.path == path]
+        return f"{why}; {damage[0]}" if damage else why
+
+    def report(self, recovery: core.RecoveryDone) -> None:
+        """Warn if a recovery took longer than stated."""
+        if recovery.stated_us is not None and recovery.took_us > recovery.stated_us:
+            _log.warning(
+                "node %s: path %s recovered in %.1f s, stated are %.1f s; more checkpoints can "
+                "shorten reading (%.1f s) and replaying (%.1f s), but not the rest",
+                self._node, recovery.path, recovery.took_us / 1e6, recovery.stated_us / 1e6,
+                recovery.load_us / 1e6, recovery.replay_us / 1e6,
+            )  # fmt: skip

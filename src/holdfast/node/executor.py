@@ -15,6 +15,7 @@ from functools import partial
 from holdfast.config import Options
 from holdfast.core import progress_events as core
 from holdfast.core.connection import check_source
+from holdfast.core.eventual_checkpoint import Settings
 from holdfast.core.job_size import JobLimits
 from holdfast.core.progress import Progress
 from holdfast.core.sunion import Partial
@@ -25,7 +26,6 @@ from holdfast.model.fragments import Fragment, Path, is_pair, recovery_of
 from holdfast.node import correction_requests
 from holdfast.node.checkpoints import Checkpoints
 from holdfast.node.comparison import Comparison, digest_of
-from holdfast.node.eventual_checkpoints import EventualCheckpoints
 from holdfast.node.input_index import Best, InputIndex
 from holdfast.node.node_events import (
     Again,
@@ -35,6 +35,7 @@ from holdfast.node.node_events import (
     DigestsReceived,
     Event,
     Finished,
+    Flushed,
     InputDigestsReceived,
     LeaseDue,
     Recomputation,
@@ -50,7 +51,7 @@ from holdfast.node.node_events import (
 from holdfast.node.pieces import run_stable
 from holdfast.node.plans import horizon, plan_of
 from holdfast.node.state_lending import Lender
-from holdfast.storage import Ended, Log, Record
+from holdfast.storage import Ended, Log
 from holdfast.streams.calls import Postponement
 from holdfast.streams.delivery import Delivery
 from holdfast.streams.serving import Service
@@ -79,14 +80,16 @@ class Performer:
         clock: Callable[[], int],
         peers: tuple[str, ...] = (),
     ) -> None:
-        self._peers = peers
         self.name, self.fragment, self.engine, self.log = name, fragment, engine, log
-        self.inputs = inputs
+        self.inputs, self._peers = inputs, peers
         self._carrier, self._clock = carrier, clock
         self.paths = {path.name: path for path in fragment.paths}
         self._service = service
         self.versions: dict[str, Version] = {}
-        self.checkpoints = Checkpoints(name, log, engine, clock)
+        recovery = recovery_of(engine.network, fragment.name, options)
+        protection = engine.network.protection(fragment.name)
+        settings = Settings.of(protection) if recovery == "cec" else None
+        self.checkpoints = Checkpoints(name, log, engine, clock, settings)
         #: Newest version of the tentative line of each path that has one.
         self._tentative: dict[str, Version] = {}
         #: Versions that the tentative runs under way started from. A line may end while its run is
@@ -118,12 +121,6 @@ class Performer:
         self._plans = {
             p.name: plan_of(p, engine.network, fragment.name, peers) for p in fragment.paths
         }
-        recovery = recovery_of(engine.network, fragment.name, options)
-        #: Set if the fragment recovers from footprints.
-        self.eventual: EventualCheckpoints | None = None
-        if recovery == "cec":
-            protection = engine.network.protection(fragment.name)
-            self.eventual = EventualCheckpoints(name, log, engine, inputs, clock, protection)
         resumed = self._recover()
         # A node without peers is not part of a pair.
         pair = bool(peers) and is_pair(engine.network, fragment.name)
@@ -132,14 +129,15 @@ class Performer:
             me=name,
             resumed=resumed,
             recovery="pairs" if pair else recovery,
-            checkpoint_buckets=0 if recovery == "cec" else options.checkpoint_buckets,
+            checkpoint_buckets=options.checkpoint_buckets,
             limits=JobLimits(
                 options.group_buckets_max, options.group_rows_max, options.group_bytes_max
             ),
             buffer_buckets=options.buffer_buckets,
+            eventual=self.checkpoints.eventual,
         )
         #: The node also reads tentative buckets of its inputs.
-        self.tentative = engine.network.protection(fragment.name).on_failure != "block"
+        self.tentative = protection.on_failure != "block"
         #: Last stable bucket of each input in the index; None: none yet.
         self._received: dict[str, int | None] = dict.fromkeys(fragment.inputs)
         for output in fragment.outputs:
@@ -157,15 +155,12 @@ class Performer:
         """For each path, the newest durable version whose files are usable: its bucket, the first
         bucket of the inputs that it needs, and the first bucket of the outputs."""
         resumed: dict[str, tuple[int, int, int]] = {}
-        recover = self.checkpoints.recover if self.eventual is None else self.eventual.recover
         for path in self.fragment.paths:
-            if (version := recover(path)) is not None:
+            if (version := self.checkpoints.recover(path)) is not None:
                 self.versions[path.name] = version
                 origin = min(self.log.info(output).starts_at for output in path.outputs)
                 resumed[path.name] = (version.bucket, self._needs_from(version), origin)
-        self.engine.recovered(list(self.versions.values()))
-        if self.eventual is not None:
-            self.eventual.recovered()
+        self.checkpoints.clean_up()
         return resumed
 
     def wanted(self, stream: str) -> int | None:
@@ -223,21 +218,22 @@ class Performer:
             self.jobs += result.jobs
             return result.version
 
-        def on_results(results: Results, *more: Record) -> None:
+        def on_results(results: Results) -> None:
             self._service.spent_us.update(dict.fromkeys(path.outputs, work.spent_us))
-            self.soutput.stable(work, path, results, *more)
+            self.soutput.stable(work, path, results)
 
         try:
-            if self.eventual is not None:
-                result = self.eventual.run(path, version, work, on_results)
-            else:
-                result = run_stable(self.engine, path, version, work, self.inputs, on_results)
+            result = run_stable(self.engine, path, version, work, self.inputs, on_results)
         except Exception as err:
             self.inputs.check(path.inputs, version.needs_from, work.hi, self.name, err)
             raise
         self.jobs += result.jobs
         self.comparison.note(path.outputs)
         return result.version
+
+    def flush(self, version: Version, costs: tuple[float, ...]) -> int:
+        """Make a version durable. Returns the number of entries that became durable."""
+        return self.checkpoints.write(version, costs)
 
     def _on_ack(self, stream: str, needed: int, received: int) -> None:
         if stream in self.fragment.outputs:
@@ -281,6 +277,8 @@ class Performer:
                 if isinstance(event.run, Recomputation):
                     return self._finished_recomputation(event.run, event, at)
                 return self._finished(event.run, event, at)
+            case Flushed():
+                return self._flushed(event, at)
             case Asked():
                 self._replies[ticket := next(self._tickets)] = event.reply
                 return self.core.handle(correction_requests.asked(event.asks, at, ticket))
@@ -324,16 +322,32 @@ class Performer:
         self.step_seconds.append(event.seconds)
         self.versions[run.path] = version
         self._forgotten.discard(run.path)
-        if self.eventual is not None:
-            self.checkpoints.newest[run.path] = self.eventual.durable(path)
         self._release(path)
         extent = self._plans[run.path].extent
         upto = horizon(path, version, self.inputs, extent, self.engine.width_us)
-        needs_from = self._needs_from(version)
-        done = self.core.handle(core.StepDone(at, run.path, version.bucket, needs_from, upto))
-        if self.eventual is not None:
-            done += self.core.handle(self._durable(at, self.checkpoints.newest[run.path]))
-        return done
+        done = core.StepDone(
+            at, run.path, version.bucket, self._needs_from(version), upto,
+            version.entries(), version.keys(), int(1e6 * event.seconds),
+        )  # fmt: skip
+        return self.core.handle(done)
+
+    def _flushed(self, event: Flushed, at: int) -> list[core.Action]:
+        version, took_us = event.version, int(1e6 * event.seconds)
+        path = self.paths[version.path]
+        del self.checkpoints.flushing[path.name]
+        if isinstance(event.error, StorageFull):
+            self._wait_for_space(event.error)
+            return self.core.handle(core.CheckpointFailed(at, path.name))
+        if event.error is not None:
+            raise event.error
+        self.checkpoints.seconds.append(event.seconds)
+        if self.core.paths[path.name].running_upto is None:  # else when its step is finished
+            self._release(path)
+        done = core.CheckpointDone(
+            at, path.name, version.bucket, self._needs_from(version),
+            version.entries(), event.new_entries, took_us,
+        )  # fmt: skip
+        return self.core.handle(done)
 
     def _finished_tentative(
         self, run: core.RunTentative, event: Finished, at: int
@@ -396,8 +410,8 @@ class Performer:
     def _release(self, path: Path, line: Line = "stable") -> None:
         """Release the files of versions that can no longer be used."""
         used = [self.versions[path.name]] if path.name not in self._forgotten else []
-        durable = self.checkpoints.newest
-        used += [held[path.name] for held in (durable, self._tentative) if path.name in held]
+        held_by = (self.checkpoints.newest, self.checkpoints.flushing, self._tentative)
+        used += [held[path.name] for held in held_by if path.name in held]
         used += [version for (name, _), version in self._read.items() if name == path.name]
         used += [*self.lender.versions(path.name), *self.comparison.versions(path.name)]
         self.engine.release(path, used, line=line)
@@ -412,9 +426,6 @@ class Performer:
             case core.Start():
                 path = self.paths[action.path]
                 self.soutput.valid_from[path.name] = action.valid_from
-                if self.eventual is not None:  # buckets are replayed without their results
-                    replayed = self.eventual.replayed_upto(path)
-                    self.soutput.valid_from[path.name] = max(action.valid_from, replayed + 1)
                 if path.name not in self.versions:
                     self.versions[path.name] = self.engine.empty(path, action.bucket)
                 for output in path.outputs:
@@ -447,7 +458,10 @@ class Performer:
             case core.Wake():
                 self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
             case core.Checkpoint():
-                self._checkpoint(self.paths[action.path])
+                version = self.checkpoints.flushing[action.path] = self.versions[action.path]
+                self._carrier.flush(version, action.costs)
+            case core.RecoveryDone():
+                self.checkpoints.report(action)
             case core.Acknowledge():
                 self.inputs.forget(action.stream, self._unreferenced(action.stream))
                 self._carrier.acknowledge(
@@ -458,7 +472,7 @@ class Performer:
                     if not self.log.info(output).ended:
                         self.log.append(Ended(output))
             case core.Fail():
-                raise StorageLost(action.why)
+                raise StorageLost(self.checkpoints.explained(action.path, action.why))
             case core.GiveUp():
                 raise TooLarge(action.why)
 
@@ -469,18 +483,6 @@ class Performer:
         )  # fmt: skip
         if self._service.all_spoke(output):  # acknowledged to an earlier instance
             self._on_ack(output, self.log.trimmable(output), self.log.received(output))
-
-    def _checkpoint(self, path: Path) -> None:
-        version = self.versions[path.name]
-        try:
-            self.checkpoints.write(version)
-        except StorageFull as err:  # `core` requests it again after the next step
-            self._wait_for_space(err)
-            return
-        self._carrier.post(self._durable(self._clock(), version))
-
-    def _durable(self, at: int, version: Version) -> core.CheckpointDone:
-        return core.CheckpointDone(at, version.path, version.bucket, self._needs_from(version))
 
     def _unreferenced(self, stream: str) -> int:
         """Last bucket of the stream that no version reads any more: neither the current versions,

@@ -44,6 +44,7 @@ from holdfast.node.node_events import (
     DigestsReceived,
     Event,
     Finished,
+    Flushed,
     InputDigestsReceived,
     Refused,
     Replied,
@@ -110,7 +111,7 @@ class Node:
         #: Membership as reported by the controller; None stops the thread that handles it.
         self._statuses: queue.Queue[Mapping[str, InstanceStatus] | None] = queue.Queue()
         self._fingerprints = Fingerprints(os.path.join(str(log.root), "state"))
-        self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
+        self._workers = ThreadPoolExecutor(3 * max(1, len(fragment.paths)), "step")
         #: Calls to peers: a peer that does not answer delays no other call.
         self._asking = ThreadPoolExecutor(max(1, 2 * len(self._peers)), "ask")
         self.performer = Performer(
@@ -189,7 +190,7 @@ class Node:
                         performer.versions[name].rows() if name in performer.versions else 0
                     ),
                     "checkpoint": state.durable[0] if state.durable else None,
-                    "footprints": performer.eventual and performer.eventual.status(name),
+                    "footprints": state.eventual and state.eventual.status,
                     "convergent": state.plan.convergent,
                 }
                 for name, state in performer.core.paths.items()
@@ -200,6 +201,9 @@ class Node:
 
     def run(self, work: Work, version: Version) -> None:
         self._workers.submit(self._work, work, version)
+
+    def flush(self, version: Version, costs: tuple[float, ...]) -> None:
+        self._workers.submit(self._flush, version, costs)
 
     def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
         for peer in peers:
@@ -359,6 +363,15 @@ class Node:
         except BaseException as err:
             error = err
         self.post(Finished(work, after, (monotonic_us() - began) / 1e6, error))
+
+    def _flush(self, version: Version, costs: tuple[float, ...]) -> None:
+        began = monotonic_us()
+        new_entries, error = 0, None
+        try:
+            new_entries = self.performer.flush(version, costs)
+        except BaseException as err:
+            error = err
+        self.post(Flushed(version, new_entries, (monotonic_us() - began) / 1e6, error))
 
     def _next(self) -> Event | None:
         """The next event that is due or has arrived; None: the node stops."""

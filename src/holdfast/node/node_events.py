@@ -4,19 +4,20 @@ carrier uses threads in production and virtual time in the simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from holdfast.core import progress_events as core
 from holdfast.core.catch_up_events import BeganEmpty, NotReady
 from holdfast.core.divergence import Window
-from holdfast.engine.inputs import Leaving, OnResults, StepResult
+from holdfast.engine.inputs import OnResults, StepResult
 from holdfast.engine.state import Line, Version
 from holdfast.errors import HoldfastError
 from holdfast.frozen import dataclass
 from holdfast.model.fragments import Path
 from holdfast.model.network import Network
 from holdfast.streams.calls import Digests, Moving, Postpone, Postponement
+from holdfast.types import NO_UPKEEP, Upkeep
 
 #: The answer to a newcomer, a peer that is being rebuilt: the current state of all paths, or why
 #: there is none.
@@ -59,6 +60,17 @@ class Finished:
 
     run: Work
     version: Version | None
+    seconds: float = 0.0
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """A version is durable, or could not be made so."""
+
+    version: Version
+    #: Entries that became durable.
+    new_entries: int = 0
     seconds: float = 0.0
     error: BaseException | None = None
 
@@ -145,7 +157,7 @@ class Again:
 
 
 Event = (
-    Arrived | Finished | Refused | Again | Asked | Replied | StateAsked | StateRenewed
+    Arrived | Finished | Flushed | Refused | Again | Asked | Replied | StateAsked | StateRenewed
     | StateReleased | LeaseDue | DigestsReceived | InputDigestsReceived | Woken | core.Event
 )  # fmt: skip
 
@@ -178,7 +190,7 @@ class StepEngine(Protocol):
         *,
         line: Line = "stable",
         on_results: OnResults | None = None,
-        leaving: Leaving | None = None,
+        upkeep: Upkeep = NO_UPKEEP,
     ) -> StepResult: ...
 
     def check(self, version: Version) -> None: ...
@@ -189,10 +201,6 @@ class StepEngine(Protocol):
 
     def digest(self, table: Any) -> str: ...
 
-    def keep_footprints(self, kept: Collection[str]) -> None: ...
-
-    def drop_footprints(self, files: Iterable[str]) -> None: ...
-
 
 class Carrier(Protocol):
     """Performs everything that takes time or calls other processes."""
@@ -200,6 +208,9 @@ class Carrier(Protocol):
     def run(self, work: Work, version: Version) -> None:
         """Call `Performer.step`, then post `Finished`. The stable and the tentative line of a path
         may run at the same time."""
+
+    def flush(self, version: Version, costs: tuple[float, ...]) -> None:
+        """Call `Performer.flush`, then post `Flushed`. Steps may run meanwhile."""
 
     def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
         """Send the request to each peer (`Asked`), then post `Replied` for each."""

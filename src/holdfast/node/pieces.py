@@ -3,6 +3,7 @@ take."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from holdfast.core.job_size import JobLimits, JobSize
@@ -39,11 +40,12 @@ def run_stable(
 ) -> StepResult:
     """Compute the buckets of a stable step. If the state is rebuilt and the results are too large,
     the state before the first result is computed by itself."""
+    run = partial(engine.run, path, on_results=on_results, upkeep=work.upkeep)
     try:
-        return engine.run(path, version, work.lo, work.hi, inputs, on_results=on_results)
+        return run(version, work.lo, work.hi, inputs)
     except TooLarge:
         first = work.rebuild_from
         if first is None or first <= work.lo:
             raise
         before = run_in_pieces(engine, path, version, work.lo, first - 1, inputs, "stable")
-        return engine.run(path, before.version, first, work.hi, inputs, on_results=on_results)
+        return run(before.version, first, work.hi, inputs)

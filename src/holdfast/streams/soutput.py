@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.core import progress_events
 from holdfast.errors import LogError, NotDeterministic
 from holdfast.model.fragments import Path
-from holdfast.storage import Added, Boundary, Log, Record, Tentative
+from holdfast.storage import Added, Boundary, Log, Tentative
 from holdfast.types import Segment, SegmentId, Stability
 
 #: By output stream: number and table of each bucket that has rows.
@@ -37,8 +37,8 @@ class SOutput:
         computed = [info.complete_upto for info in infos if info.complete_upto > info.trimmed_upto]
         return max(computed, default=None)
 
-    def stable(self, run: progress_events.Run, path: Path, results: Results, *more: Record) -> None:
-        """Write results and boundaries of all outputs, and more records, in one append. Buckets
+    def stable(self, run: progress_events.Run, path: Path, results: Results) -> None:
+        """Write results and boundaries of all outputs in one append. Buckets
         that were already logged are compared instead; a difference raises `NotDeterministic`."""
         valid_from = self.valid_from[run.path]
         if run.rebuild_from is not None:
@@ -68,7 +68,7 @@ class SOutput:
                     records += [Added(segment) for segment in written[output]]
                     if run.hi > info.complete_upto and not info.ended:
                         records.append(Boundary(output, run.hi))
-                self.log.append(*records, *more)
+                self.log.append(*records)
         except LogError:
             self.log.discard([segment for output in path.outputs for segment in written[output]])
             raise

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable
+from zlib import crc32
 
 from holdfast.config import Options
 from holdfast.verify.scenario import Fault, Scenario
@@ -54,7 +55,8 @@ class Broken:
 
 
 def flip_state(node: NodeProcess) -> None:
-    """Damages a state file that the node continues from and that no checkpoint refers to."""
+    """Damages the newest layer of a state that the node continues from. No checkpoint refers to
+    it."""
     performer = node.performer
     durable = {
         name for version in performer.checkpoints.newest.values() for name in version.files()
@@ -63,14 +65,15 @@ def flip_state(node: NodeProcess) -> None:
         name
         for version in performer.versions.values()
         for shards in version.shards.values()
-        for name in [shards[0].layers[0].file]
+        for name in [shards[0].layers[-1].file]
         if name not in durable
     ]
     path = f"/{node.name}/state/{name}"
-    state = dict(marshal.loads(node.disk.read(path)))
+    state = dict(marshal.loads(node.disk.read(path)[4:]))
     key = min(state)
-    changed = sorted({**state, key: state[key] + 1_000}.items())
-    node.disk.put(path, marshal.dumps(changed, 2), fsync=False)
+    changed = marshal.dumps(sorted({**state, key: state[key] + 1_000}.items()), 2)
+    checksum = crc32(changed).to_bytes(4, "little")  # the engine has computed a wrong state
+    node.disk.put(path, checksum + changed, fsync=False)
 
 
 def test_without_a_fault_replicas_agree() -> None:

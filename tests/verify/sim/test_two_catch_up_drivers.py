@@ -6,7 +6,9 @@ verified and installed on an in-memory disk."""
 from __future__ import annotations
 
 import heapq
+import queue
 import threading
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -139,8 +141,16 @@ class Threads:
             case {"installed": _}:
                 pass
             case fields:
-                self._replies.to(*question_of(fields)).put(reply_of(fields))
+                return self._reply(fields)
         return self._driver._happened.get(timeout=LIMIT_S)
+
+    def _reply(self, fields: dict[str, Any]) -> RawEvent:
+        replies = self._replies.to(*question_of(fields))
+        replies.put(reply_of(fields))
+        event = self._driver._happened.get(timeout=LIMIT_S)
+        with suppress(queue.Empty):  # no request was sent: the disk was full before
+            replies.get_nowait()
+        return event
 
     def close(self) -> None:
         self._replies.close()

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import Options
 from holdfast.core import progress_events as core
 from holdfast.core.progress import Progress
 from holdfast.errors import HoldfastError, TransportError
@@ -37,6 +36,7 @@ from holdfast.verify.sim.world import World
 from tests.verify.sim.recording import FOLDER, Expected, Line, Section, read, write
 from tests.verify.sim.recording_promises import (
     BUCKET_US,
+    OPTIONS,
     SEED,
     delivery_of,
     name_of,
@@ -44,6 +44,7 @@ from tests.verify.sim.recording_promises import (
     postpone_of,
     record_promises,
     reply_of,
+    without_duration,
 )
 from tests.verify.sim.scripted import LIMIT_S, Replies
 
@@ -57,7 +58,7 @@ class Watched(Progress):
 
     def handle(self, event: core.Event) -> list[core.Action]:
         actions = super().handle(event)
-        self.expected.compare(event, actions)
+        self.expected.compare(without_duration(event), actions)
         return actions
 
 
@@ -98,7 +99,7 @@ class Threads:
             for peer in peers_of(WIRING.network, name)
         }
         self._node = Node(
-            name, FRAGMENT, engine, log, self._service, nowhere, Options(), peers,
+            name, FRAGMENT, engine, log, self._service, nowhere, OPTIONS, peers,
             clock=lambda: self.now,
         )  # fmt: skip
         self._node.performer.inputs = MemoryInputs(disk)
@@ -222,7 +223,7 @@ class VirtualTime:
         self._world = World(f"lab/{SEED}")
         self._wire: Any = ScriptedWire(self._world)
         name = section.setup["name"]
-        self._node = NodeProcess(self._wire, WIRING, FRAGMENT, name, Options(), History())
+        self._node = NodeProcess(self._wire, WIRING, FRAGMENT, name, OPTIONS, History())
         self._node.alive, self._node._bucket_us = True, BUCKET_US
         self._node.log = memory_log(self._node, name)
         self._node.log.raise_epoch(1)
@@ -309,7 +310,8 @@ def test_the_recording_contains_every_kind_of_event() -> None:
     text = " ".join(f"{line.event} {line.actions}" for s in RECORDED for line in s.lines)
     for fragment in (
         "Ask(", "done=True", "started=True", "answer='answering'", "answer='refused'",
-        "answer='away'", "Enter(", "RunTentative(", "Leave(", "STABILIZATION",
+        "answer='away'", "Enter(", "RunTentative(", "Leave(", "STABILIZATION", "Checkpoint(",
+        "CheckpointDone(",
     ):  # fmt: skip
         assert fragment in text
     assert any("error" in line.raw for s in RECORDED for line in s.lines)

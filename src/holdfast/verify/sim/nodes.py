@@ -28,6 +28,7 @@ from holdfast.node.node_events import (
     DigestsReceived,
     Event,
     Finished,
+    Flushed,
     InputDigestsReceived,
     Recomputation,
     Replied,
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
 
 #: Kinds of errors that no fault explains: such errors are recorded as stops.
 BUGS = ("crash", "refused")
+#: Cost of a step, at least, and how much more it may be, in microseconds.
+STEP_US, STEP_MORE_US = 20_000, 60_000
+#: More buckets than this do not make a step longer.
+COSTLY_BUCKETS = 20
 
 
 class NodeProcess(Member):
@@ -331,9 +336,24 @@ class NodeProcess(Member):
     # -- carrier --------------------------------------------------------------------------------
 
     def run(self, work: Work, version: Version) -> None:
-        took_us = int((20_000 + 60_000 * self.chance.random()) * self.slowness)
-        took_us += self._bucket_us * min(work.hi - work.lo, 20)
+        fixed_us = STEP_US + STEP_MORE_US * self.chance.random()
+        took_us = int(fixed_us * self.slowness) + self._buckets_us(work.hi - work.lo + 1)
         self.after(took_us, lambda: self._work(work, version, took_us))
+
+    def _buckets_us(self, count: int) -> int:
+        return self._bucket_us * min(count - 1, COSTLY_BUCKETS)
+
+    def split_us(self, backlog: int) -> int:
+        """How long the node takes for so many buckets if their results are too large for one step,
+        which is halved until they fit; 0: they are not."""
+        if self._buckets_max is None or backlog <= self._buckets_max:
+            return 0
+        in_all_us, count = 0, backlog
+        while count > self._buckets_max:
+            in_all_us += STEP_US + STEP_MORE_US + self._buckets_us(count)
+            count //= 2
+        each_us = STEP_US + STEP_MORE_US + self._buckets_us(count)
+        return in_all_us + -(-backlog // count) * each_us
 
     def _work(self, work: Work, version: Version, took_us: int) -> None:
         after, error = None, None
@@ -359,6 +379,24 @@ class NodeProcess(Member):
         # The event loop receives the result slightly later than the log.
         finished = Finished(work, after, took_us / 1e6, error)
         self.after(int(20_000 * self.chance.random() ** 3), lambda: self.performer.take(finished))
+
+    def flush(self, version: Version, costs: tuple[float, ...]) -> None:
+        took_us = int((1_000 + 60_000 * self.chance.random() ** 4) * self.slowness)
+
+        def over() -> None:
+            new_entries, error = 0, None
+            try:
+                new_entries = self.performer.flush(version, costs)
+            except Exception as err:
+                error = err
+            event = "checkpointed" if error is None else "could not checkpoint"
+            self.world.say(self.name, event, version.path, version.bucket)
+            flushed = Flushed(version, new_entries, took_us / 1e6, error)
+            self.after(
+                int(20_000 * self.chance.random() ** 3), lambda: self.performer.take(flushed)
+            )
+
+        self.after(took_us, over)
 
     def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
         def over(peer: str, reply: Postponement | HoldfastError) -> None:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import marshal
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
-from holdfast.engine.footprints import Footprints
-from holdfast.engine.inputs import InputFile, Leaving, OnResults, StepResult
-from holdfast.engine.keyed import FOOTPRINTS
+from holdfast.engine.inputs import InputFile, OnResults, StepResult
 from holdfast.engine.state import Chunk, Layer, Line, Shard, Version, line_of
 from holdfast.errors import LogCorrupted, StorageFull, TooLarge
 from holdfast.model import operators as ops
@@ -27,8 +25,8 @@ from holdfast.model.network import Network
 from holdfast.node.input_index import InputIndex
 from holdfast.storage.disk import Disk
 from holdfast.storage.files import put_file, storage
+from holdfast.types import NO_UPKEEP, Upkeep
 from holdfast.verify.sim.simulated_disk import MemoryDisk
-from holdfast.verify.sim.simulated_footprints import MarkedKeys, leave, restored, write_file
 from holdfast.verify.sim.tables import Row, Rows, rows_digest
 
 #: By key.
@@ -37,6 +35,10 @@ State = dict[int, Any]
 History = dict[int, list[Row]]
 #: Number of buckets for which inputs are read again before their rows are folded into state.
 FOLD_BUCKETS = 3
+#: Most layers of keyed state; more are merged into one.
+LAYERS_MAX = 4
+#: The entry of a closed key in a layer.
+REMOVED = None
 
 
 class MemoryInputs(InputIndex):
@@ -113,12 +115,12 @@ class EngineTwin:
         *,
         line: Line = "stable",
         on_results: OnResults | None = None,
-        leaving: Leaving | None = None,
+        upkeep: Upkeep = NO_UPKEEP,
     ) -> StepResult:
         assert version.bucket + 1 == lo <= hi, (version.bucket, lo, hi)
         if self.buckets_max is not None and hi - lo >= self.buckets_max:
             raise TooLarge(f"path {path.name}, buckets {lo} to {hi}: too large")
-        step = _Step(self, path, version, inputs, line_of(path.name, line), leaving)
+        step = _Step(self, path, version, inputs, line_of(path.name, line), upkeep)
         outputs: dict[str, list[tuple[int, Any]]] = {name: [] for name in path.outputs}
         for bucket in range(lo, hi + 1):
             for name in path.outputs:
@@ -129,35 +131,9 @@ class EngineTwin:
                 if rows:
                     outputs[name].append((bucket, Rows(rows)))
             step.advance(bucket)
-        if leaving is None:
-            if on_results is not None:
-                on_results(outputs)
-            return StepResult(outputs, step.after(), 1)
-        assert on_results is not None
-        if any(isinstance(op, ops.TimeWindow | ops.Join) for op in path.operators):
-            leaving.history = Version(
-                path.name, hi, edges=version.edges, needs_from=version.needs_from, plan=version.plan
-            )
-        try:
-            after = step.after()  # the footprints are logged with the results
+        if on_results is not None:
             on_results(outputs)
-        except Exception:
-            self.drop_footprints(step.footprints)
-            raise
-        return StepResult(outputs, after, 1)
-
-    def marks(self, op: ops.Stateful) -> bool:
-        """Whether the keys of an operator leave footprints."""
-        return self.network.protection(op.fragment).recovery == "cec"
-
-    def keep_footprints(self, kept: Collection[str]) -> None:
-        files = [file for file in self._disk.files(self.folder) if _is_footprint(file)]
-        self.drop_footprints(file for file in files if file not in kept)
-
-    def drop_footprints(self, files: Iterable[str]) -> None:
-        for file in files:
-            if self._disk.exists(f"{self.folder}/{file}"):
-                self._disk.delete(f"{self.folder}/{file}")
+        return StepResult(outputs, step.after(), 1)
 
     def reach(self, path: Path) -> int:
         """How many buckets of its inputs a result of the path may depend on."""
@@ -172,42 +148,31 @@ class EngineTwin:
     def recovered(self, versions: list[Version]) -> None:
         referenced = {name for version in versions for name in version.files()}
         for name in self._disk.files(self.folder):
-            if name not in referenced and not _is_footprint(name):
+            if name not in referenced:
                 self._disk.delete(f"{self.folder}/{name}")
         for version in versions:
-            self._made[version.path] = version.files()
+            self._made.setdefault(version.path, []).extend(version.files())
 
     def release(self, path: Path, kept: list[Version], *, line: Line = "stable") -> None:
         needed = [name for version in kept for name in version.files()]
         of_line = line_of(path.name, line)
         files = self._made.get(of_line, [])
         for name in files:
-            if name not in needed:
+            if name not in needed and self._disk.exists(f"{self.folder}/{name}"):
                 self._disk.delete(f"{self.folder}/{name}")
         self._made[of_line] = [name for name in files if name in needed]
 
     def save(self, line: str, op: str, bucket: int, state: State | History) -> str:
-        name = self._unused(f"{op}.{bucket}", str(len(state)))
+        self._number += 1
+        name = f"{op}.{bucket}.{self._number}.{len(state)}"
+        while self._disk.exists(f"{self.folder}/{name}"):
+            self._number += 1
+            name = f"{op}.{bucket}.{self._number}.{len(state)}"
         data = marshal.dumps(sorted(state.items()), 2)
+        data = crc32(data).to_bytes(4, "little") + data
         put_file(f"{self.folder}/{name}", data, fsync=False, disk=self._disk)
         self._made.setdefault(line, []).append(name)
         return name
-
-    def _unused(self, begin: str, end: str) -> str:
-        """A name that no file has."""
-        while True:
-            self._number += 1
-            name = f"{begin}.{self._number}.{end}"
-            if not self._disk.exists(f"{self.folder}/{name}"):
-                return name
-
-    def write_footprints(self, op: str, bucket: int, entries: Mapping[int, Any]) -> Layer:
-        name = self._unused(f"{FOOTPRINTS}/{op}.{bucket}", "footprints")
-        return write_file(name, entries, self.folder, self._disk)
-
-    def restore(self, found: Sequence[tuple[int, Any]]) -> MarkedKeys:
-        footprints = [(bucket, Footprints.of(body)) for bucket, body in found]
-        return restored(footprints, self.folder, self._disk)
 
     def load(self, name: str) -> Any:
         path = os.path.join(self.folder, name)
@@ -215,7 +180,10 @@ class EngineTwin:
             raise LogCorrupted(f"state file {path} is missing")
         try:
             with storage(path):
-                state = dict(marshal.loads(self._disk.read(path)))
+                data = self._disk.read(path)
+            if crc32(data[4:]).to_bytes(4, "little") != data[:4]:
+                raise LogCorrupted(f"state file {path} is damaged")
+            state = dict(marshal.loads(data[4:]))
         except (ValueError, EOFError, TypeError) as err:
             raise LogCorrupted(f"state file {path} cannot be decoded ({err})") from None
         if len(state) != int(name.rsplit(".", 1)[1]):
@@ -228,15 +196,10 @@ class _Step:
 
     def __init__(
         self, engine: EngineTwin, path: Path, version: Version, inputs: Any, line: str,
-        leaving: Leaving | None,
+        upkeep: Upkeep,
     ) -> None:  # fmt: skip
         self.engine, self.path, self.inputs, self.line = engine, path, inputs, line
-        self._leaving = leaving
-        #: State of keys with marks, before the step; and the operators among them that had rows.
-        self._marked: dict[str, MarkedKeys] = {}
-        self._ran: set[str] = set()
-        #: Files that the step has written.
-        self.footprints: list[str] = []
+        self._upkeep = upkeep
         self._known: dict[tuple[str, int], list[Row]] = {}
         self._states: dict[str, State] = {}
         self._histories: dict[str, History] = {}
@@ -274,12 +237,7 @@ class _Step:
                 return [row for row in _joined(op, *sides) if row[0] // width == bucket]
             case ops.Stateful():
                 state, rows = self.state(op), sorted(self.rows(above[0], bucket))
-                if rows:
-                    self._ran.add(op.name)
-                if op.name in self._marked and self._before.replays_upto is not None:
-                    rows = self._marked[op.name].unseen(rows, bucket)
-                end_us = (bucket + 1) * self.engine.width_us
-                out, self._states[op.name] = op.fn(state, rows, end_us)
+                out, self._states[op.name] = op.fn(state, rows, (bucket + 1) * self.engine.width_us)
                 return list(out)
             case _:
                 raise NotImplementedError(f"the simulator does not implement {op.kind}")
@@ -311,14 +269,19 @@ class _Step:
 
     def state(self, op: ops.Stateful) -> State:
         if op.name not in self._states:
-            shard = self._before.shards.get(op.name, {}).get(0)
-            state = self.engine.load(shard.layers[0].file) if shard else {}
-            if self.engine.marks(op):
-                found = self._before.found.get(op.name, {}).get(0)
-                before = MarkedKeys.of(state) if found is None else self.engine.restore(found)
-                self._marked[op.name], state = before, before.states()
-            self._states[op.name] = state
+            self._states[op.name] = self._loaded(op.name)
         return self._states[op.name]
+
+    def _loaded(self, op: str) -> State:
+        """The state before the step: in the newest layer that has an entry of a key."""
+        shard = self._before.shards.get(op, {}).get(0, Shard())
+        state: State = {}
+        for layer in shard.layers:
+            state |= self.engine.load(layer.file)
+        state = {key: held for key, held in state.items() if held is not REMOVED}
+        if len(state) != shard.rows:
+            raise LogCorrupted(f"{op}: expected {shard.rows} keys, found {len(state)}")
+        return state
 
     def advance(self, bucket: int) -> None:
         """Keyed state advances with every bucket, even if no output requested its rows."""
@@ -341,40 +304,24 @@ class _Step:
                 if (chunks := self._fold(op, port, hi + 1 - reach))
             }
             needs_from = hi + 1
-        replays_upto = before.replays_upto
-        shards = {}
-        for name, state in self._states.items():
-            if name in self._marked:
-                state = self._mark(name, state).body()
-            layer = _layer(self.engine.save(self.line, name, hi, state))
-            shards[name] = {0: Shard((layer,), len(state))}
+        shards = {name: {0: self._shard(name, state)} for name, state in self._states.items()}
         return Version(
-            before.path, hi, edges=edges, shards=shards, needs_from=needs_from, plan=before.plan,
-            replays_upto=replays_upto if replays_upto is not None and replays_upto > hi else None,
-        )  # fmt: skip
+            before.path, hi, edges=edges, shards=shards, needs_from=needs_from, plan=before.plan
+        )
 
-    def _mark(self, name: str, state: State) -> MarkedKeys:
-        """The state of an operator with marks. Writes its footprints, unless it had no rows and
-        none is wanted."""
-        before, hi, found = self._marked[name], self._bucket, self._before.found
-        replays = self._before.replays_upto is not None
-        wanted = None if self._leaving is None else self._leaving.wanted
-        after = before.after(state, hi if wanted is None else wanted.opened, replays=replays)
-        if self._leaving is None or wanted is None:
-            return after
-        if not (name in self._ran or name in found or wanted.most):
-            return after
-        write = None if replays else partial(self._write, name)
-        after, left = leave(before, after, wanted, hi, write)
-        if name in found:
-            left = left.plus(before.windows())
-        self._leaving.left[name] = {0: left}
-        return after
-
-    def _write(self, name: str, entries: Mapping[int, Any]) -> Layer:
-        layer = self.engine.write_footprints(name, self._bucket, entries)
-        self.footprints.append(layer.file)
-        return layer
+    def _shard(self, op: str, state: State) -> Shard:
+        """The layers with a new one on top, which has the keys that have changed; or one layer with
+        all keys."""
+        layers, before = self._before.shards.get(op, {}).get(0, Shard()).layers, self._loaded(op)
+        most = LAYERS_MAX if self._upkeep.merges is None else 4 * LAYERS_MAX
+        if not layers or self._upkeep.merges or len(layers) >= most:
+            name = self.engine.save(self.line, op, self._bucket, state)
+            return Shard((_layer(name, len(state)),), len(state))
+        entries = changed_keys(before, state)
+        if not entries:
+            return Shard(layers, len(state))
+        name = self.engine.save(self.line, op, self._bucket, entries)
+        return Shard((*layers, _layer(name, len(entries))), len(state))
 
     def _fold(self, op: ops.Operator, port: int, first: int) -> tuple[Chunk, ...]:
         buckets = range(first, self._bucket + 1)
@@ -385,8 +332,11 @@ class _Step:
         return (Chunk(name, min(past), max(past), len(past)),)
 
 
-def _is_footprint(file: str) -> bool:
-    return file.startswith(f"{FOOTPRINTS}/")
+def changed_keys(before: State, after: State) -> State:
+    """The entries of a new layer: the state of keys that were opened or have changed, and REMOVED
+    for those that are closed."""
+    found = {key: held for key, held in after.items() if before.get(key, REMOVED) != held}
+    return found | {key: REMOVED for key in before if key not in after}
 
 
 def belongs(key: int, of: int) -> int:
@@ -475,5 +425,5 @@ def _all_windows(op: ops.TimeWindow, above: list[Row]) -> list[Row]:
     return [(end - 1, key, n, sums[end, key]) for (end, key), n in counts.items()]
 
 
-def _layer(file: str) -> Layer:
-    return Layer(file, 0, 0, 0, 0, None, 0, 0)
+def _layer(file: str, entries: int) -> Layer:
+    return Layer(file, entries, 0, 0, 0, None, 0, 0)

@@ -17,6 +17,7 @@ from holdfast.errors import HoldfastError, StaleEpoch, StorageFull, TransportErr
 from holdfast.model.fragments import consumers_of, producers_of, recovery_of
 from holdfast.model.layout import Layout
 from holdfast.model.network import Network
+from holdfast.model.operators import Operator
 from holdfast.model.trees import tolerances
 from holdfast.storage import Log
 from holdfast.streams.calls import Register, Registration
@@ -262,14 +263,10 @@ class Member(Server):
 
 def kept_for_ever(network: Network, options: Options) -> set[str]:
     """Streams that are retained entirely, as promised: with `replay`, an empty node needs all input
-    since the start to rebuild state that is not convergent; and with `cec` but without a limit of
-    rows, a key that never closes needs no footprint before a million rows."""
+    since the start to rebuild state that is not convergent; and with `cec`, but without a limit of
+    rows or buckets, no checkpoint is due before a million rows."""
     streams: set[str] = set()
-    waiting = [
-        op
-        for op in network.operators
-        if not op.convergent and _replays_everything(network, op.fragment, options)
-    ]
+    waiting = [op for op in network.operators if _replays_everything(network, op, options)]
     while waiting:
         for up in waiting.pop().inputs:
             if up is not None and up.name not in streams:
@@ -278,7 +275,7 @@ def kept_for_ever(network: Network, options: Options) -> set[str]:
     return streams
 
 
-def _replays_everything(network: Network, fragment: str, options: Options) -> bool:
-    recovery = recovery_of(network, fragment, options)
-    unlimited = network.protection(fragment).recovery_rows is None
-    return recovery == "replay" or (recovery == "cec" and unlimited)
+def _replays_everything(network: Network, op: Operator, options: Options) -> bool:
+    recovery = recovery_of(network, op.fragment, options)
+    limit = options.checkpoint_buckets or network.protection(op.fragment).recovery_rows
+    return recovery == "cec" and not limit if recovery != "replay" else not op.convergent

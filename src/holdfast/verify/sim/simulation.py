@@ -51,6 +51,8 @@ DELAY_US = 1 * S
 RECOVERY_US = 7 * S
 #: ... plus, for a failure longer than `LONG_US`, one `LONG_SHARE`-th of the excess.
 LONG_US, LONG_SHARE = 60 * S, 50
+#: ... plus what a node takes for its backlog beyond this time if its steps are split.
+SPLIT_US = 2 * S
 #: Faults that are detected only by missing heartbeats or lag. The death of a process, in contrast,
 #: breaks its connections.
 SILENT = {
@@ -60,25 +62,29 @@ SILENT = {
 LOOK_US = 250_000
 #: Interval of the checks whether a healed fault still has effects.
 FELT_US = 100_000
-#: Least rows in a bucket of the input of a fragment that recovers from footprints, and number of
-#: buckets in which all its windows have left one.
-ROWS_MIN, FOOTPRINT_BUCKETS = 2, 8
+#: Least rows in a bucket of the input of a fragment with eventual checkpoints, and buckets until a
+#: checkpoint that is due is durable.
+ROWS_MIN, DUE_BUCKETS = 2, 8
 #: Slack beyond window extent, checkpoints and trimming, for the duration of steps and links.
 SLACK_BUCKETS, SLACK_US = 6, 3_000_000
 
 
 def held_buckets(network: Network, options: Options) -> int:
     """How many buckets of a stream a component may hold while no fault is active: those that a node
-    and the nodes downstream need, until the last of them has a newer checkpoint, or footprints."""
+    and the nodes downstream need, until the last of them has a newer checkpoint."""
     parts = fragments(network)
-    checkpointed = [part for part in parts if network.protection(part.name).recovery != "cec"]
-    limits = [network.protection(part.name).recovery_rows for part in parts]
-    footprints = [limit // ROWS_MIN + FOOTPRINT_BUCKETS for limit in limits if limit is not None]
+    interval = options.checkpoint_buckets
+    between = []
+    for part in parts:
+        rows = network.protection(part.name).recovery_rows
+        limits = [interval] if interval else []
+        limits += [] if rows is None else [rows // ROWS_MIN]
+        between.append(min(limits, default=0))
     reach = max(path.extent_us() for part in parts for path in part.paths)
     return (
         -(-reach // network.width_us)
-        + options.checkpoint_buckets * len(checkpointed)
-        + max(footprints, default=0)
+        + sum(between)
+        + (DUE_BUCKETS if any(between) else 0)
         + TRIM_BUCKETS_MAX
         + max(SLACK_BUCKETS, SLACK_US // network.width_us)
         # A replica of a pair receives the positions of its consumers once per `silence`.
@@ -125,7 +131,7 @@ class Simulation:
         self.scenario = spelled_out(scenario, self.cast)
         self.world.on_stop = self._stopped
         held = held_buckets(self.network, self.options)
-        self._recovery_us = recovery_us(scenario)
+        self._recovery_us = recovery_us(scenario) + self._split_us()
         self._oracle = Oracle(self.cast, self._recovery_us)
         self._vigil = Vigil(self.cast, held)
         self._observer = Observer(self.cast, self._oracle.condition, held)
@@ -170,6 +176,15 @@ class Simulation:
         nodes_us = (world.now - EPOCH_US) * len(self.cast.nodes)
         verdicts = check(history, monitored=True)
         return Outcome(self.scenario, history, verdicts, world, nodes_us / S)
+
+    def _split_us(self) -> int:
+        """How much longer the recovery takes because the steps of a node are split."""
+        faults = self.scenario.faults
+        since_us = min((fault.at_us for fault in faults), default=0)
+        until_us = max((fault.at_us + fault.for_us for fault in faults), default=0)
+        backlog = (until_us - since_us) // self.network.width_us
+        longest_us = max((node.split_us(backlog) for node in self.cast.nodes), default=0)
+        return max(0, longest_us - SPLIT_US)
 
     def _monitor(self) -> None:
         """Runs the production contract monitor beside the network, in place of its thread."""

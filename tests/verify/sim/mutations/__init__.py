@@ -9,7 +9,7 @@ simulator, unless `harmless` names the safeguard that compensates for it.
 from __future__ import annotations
 
 from tests.verify.sim.mutations import (
-    footprints,
+    eventual,
     growth,
     hosts,
     logs,
@@ -30,7 +30,7 @@ from tests.verify.sim.mutations.planting import MUTATIONS, Mutation
 #: Importing these modules fills the list of mutations.
 LISTS = (
     logs, nodes, subscriptions, tentative, replacing, replicas, starts, pairs, rebuilding, rebuilds,
-    wrong_bits, sources, growth, hosts, footprints,
+    wrong_bits, sources, growth, hosts, eventual,
 )  # fmt: skip
 
 __all__ = ["LISTS", "MUTATIONS", "Mutation"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import progress
+from holdfast.core import durability, progress
 from holdfast.core.sunion import FOREVER, SUnion
 from holdfast.edge.client import Client
 from holdfast.engine.inputs import Results
@@ -41,7 +41,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("never write a checkpoint", "bounded", scene="suspending")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Performer, "_checkpoint", lambda self, path: None)
+    patch.setattr(durability, "_requested", lambda path, at: [])
 
 
 @mutation("wait for more input than needed", "delay", scene="undoing_reader")

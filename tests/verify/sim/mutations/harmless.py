@@ -3,6 +3,7 @@ safeguard, and its runs pass with the mistake planted: they fail when the safegu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,9 +16,12 @@ import holdfast.verify.sim.simulated_process
 from holdfast.core import progress, progress_events
 from holdfast.core.catch_up_events import Held
 from holdfast.core.consistency import Consistency
+from holdfast.core.eventual_checkpoint import EventualCheckpoint
 from holdfast.core.replica_selector import ReplicaSelector
 from holdfast.core.subscription import Connect, Subscription
 from holdfast.node.executor import Performer
+from holdfast.node.state_transfer import Staging
+from holdfast.storage import Log, State
 from holdfast.streams.serving import Service
 from holdfast.streams.soutput import SOutput
 from holdfast.types import OutputState
@@ -220,6 +224,16 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 
 @harmless(
+    "accept pieces of a state without verification",
+    "A replica verifies all files of its state before it starts from them. It refuses the damaged "
+    "one and is rebuilt again: this costs time but no rows.",
+    "damaged_piece",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Staging, "verify", lambda self, piece: None)
+
+
+@harmless(
     "apply an old list of dead replicas",
     "A death refers to an epoch, and the position of a newer epoch is not changed.",
     "pairs_kill",
@@ -247,6 +261,30 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holdfast.streams.serving, "answered", lambda act: act())
     patch.setattr(holdfast.verify.sim.simulated_process, "answered", lambda act: act())
+
+
+@harmless(
+    "append a record before its files are synced",
+    "After a crash, the files of that record are incomplete and the previous record is used: it is "
+    "dropped, its files are deleted, and inputs are released only when the files are synced.",
+    "flushes_torn",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Log, path: str, bucket: int, body: dict[str, Any], files: list[str]) -> None:
+        self.append(State(path, bucket, json.loads(json.dumps(body))))
+        self.sync(files)
+
+    patch.setattr(Log, "save_state", hasty)
+
+
+@harmless(
+    "end a replay and continue in the same step",
+    "Every bucket is compared or logged by itself: only the time of the recovery is not measured.",
+    "replays",
+    "flushes_overtake",
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EventualCheckpoint, "last", lambda self, position, hi: hi)
 
 
 class _Stable:

@@ -66,7 +66,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     "move nodes from a host before a restarted controller has its heartbeat", "alive",
     faults=(
         Fault(3 * S, "pause", "host-1", 5 * S), Fault(12 * S, "kill", "host-4", 2_500_000),
-        Fault(12_800_000, "kill", "controller", 3 * S),
+        Fault(12_700_000, "kill", "controller", 3 * S),
     ), on="pairs-hosts-3",
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:

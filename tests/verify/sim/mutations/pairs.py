@@ -52,7 +52,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     faults=(
         Fault(4 * S, "cut", "ingress<->lower.0", 12 * S),
         Fault(4 * S, "cut", "lower.0@2<->upper.0@2", 12 * S),
-    ), on="pairs-1",
+    ), on="pairs-1", options_seed=6,
 )  # fmt: skip
 def _(patch: pytest.MonkeyPatch) -> None:
     original = ReplicaSelector._furthest
@@ -72,8 +72,8 @@ ALONE = (Fault(3 * S, "wipe", "lower.0@2", 12 * S), Fault(9 * S, "kill", "lower.
 def _(patch: pytest.MonkeyPatch) -> None:
     original = progress.Progress._unpaired
 
-    def careless(self: progress.Progress, unpaired: bool) -> Any:
-        original(self, unpaired)
+    def careless(self: progress.Progress, unpaired: bool, at: int) -> Any:
+        original(self, unpaired, at)
         return []
 
     patch.setattr(progress.Progress, "_unpaired", careless)

@@ -48,21 +48,3 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return original(self, offered)
 
     patch.setattr(Staging, "expect", hasty)
-
-
-@mutation(
-    "accept pieces of a state without verification",
-    "wrong",
-    "alive",
-    "converge",
-    "lost",
-    faults=(
-        Fault(5 * S, "damage", "lower.0@2,lower.1@2,upper.0@2->lower.0,lower.1,upper.0", 10 * S),
-        Fault(6 * S, "wipe", "lower.0", S),
-        Fault(6 * S, "wipe", "lower.1", S),
-        Fault(6 * S, "wipe", "upper.0", S),
-    ),
-    scene="damaged_piece",
-)
-def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Staging, "verify", lambda self, piece: None)

@@ -96,19 +96,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(progress_events.PathPlan, "needs_from", lambda self, bucket, referred: referred)
 
 
-@mutation("checkpoint the state that has diverged", "wrong", "lost", "alive", seed=28)
-def _(patch: pytest.MonkeyPatch) -> None:
-    original = Performer._checkpoint
-
-    def diverged(self: Performer, path: Any) -> None:
-        held = self.versions[path.name]
-        self.versions[path.name] = self._tentative.get(path.name, held)
-        original(self, path)
-        self.versions[path.name] = held
-
-    patch.setattr(Performer, "_checkpoint", diverged)
-
-
 @mutation("do not report empty tentative buckets", "available", scene="undoing")
 def _(patch: pytest.MonkeyPatch) -> None:
     original = holdfast.streams.serving._tentative

@@ -17,10 +17,13 @@ from tests.verify.sim.mutations.stage import (
     Tweak,
     damage_a_piece,
     delaying,
+    eventual_chain,
     failing,
     few_entries,
     flip_a_row,
+    flushing_for,
     full_from_the_start,
+    full_while_flushing,
     long_correction,
     one_replica,
     picky,
@@ -29,6 +32,7 @@ from tests.verify.sim.mutations.stage import (
     suspending,
     tell_time,
     three_fragments,
+    torn_while_flushing,
     two_replicas,
     undoing,
 )
@@ -110,7 +114,7 @@ SCENES = {
     "torn_nodes": Scene(
         "single",
         18,
-        tuple(at(2 + 1.2 * n, "torn", "main", 0.4, float(n)) for n in range(1, 12)),
+        tuple(at(2 + 1.25 * n, "torn", "main", 0.4, float(n)) for n in range(1, 12)),
         CHECKPOINTS,
     ),
     "torn_sources": Scene(
@@ -166,7 +170,7 @@ SCENES = {
         undoing, 16, (at(3, "silent", "s2", 4), at(11, "kill", "main", 0.4)), NO_CHECKPOINTS
     ),
     "undoing_reader": Scene(
-        undoing, 20, (at(3, "silent", "s2", 5), at(4, "kill", "client-windows", 8)), NO_CHECKPOINTS
+        undoing, 24, (at(3, "silent", "s2", 5), at(4, "kill", "client-windows", 8)), NO_CHECKPOINTS
     ),
     "pairs_calm": Scene("pairs-1", 14, (), PAIRS),
     "pairs_wipe": Scene("pairs-1", 18, (at(4, "wipe", "lower.0", 1),), PAIRS),
@@ -312,7 +316,7 @@ SCENES = {
         options_seed=72,
     ),
     "cut_off_replica": Scene(
-        "fan", 16.5, (at(6.453, "cut", "first@2<->s1,middle@2", 9),), options_seed=411
+        "fan", 20, (at(6, "cut", "first@2<->s1,middle@2", 11),), options_seed=411
     ),
     "both_lines": Scene(
         "single",
@@ -409,9 +413,32 @@ SCENES = {
         tuple(at(s, "kill", "main", for_s) for s, for_s in RESTARTS),
         Options(checkpoint_buckets=3, group_buckets_max=1),
     ),
+    "flushes_overtake": Scene(
+        eventual_chain,
+        24,
+        tuple(
+            at(s, "kill", name, 0.3) for s in (6.6, 9.1, 14.7, 17) for name in ("first", "second")
+        ),
+        Options(checkpoint_buckets=2, group_buckets_max=1),
+        tweak=flushing_for(2.2, 0.1, 0.1),
+    ),
+    "flushes_torn": Scene(
+        eventual_chain,
+        34,
+        (),
+        Options(checkpoint_buckets=3),
+        tweak=torn_while_flushing(2, [1, 2, 3, 4, 5] * 4),
+    ),
+    "flushes_full": Scene(
+        eventual_chain,
+        24,
+        (at(4.7, "kill", "second", 0.3), at(7.3, "kill", "first", 0.3)),
+        Options(checkpoint_buckets=3),
+        tweak=full_while_flushing((3, 4.5), (6, 7.2)),
+    ),
     "pairs_slow_fetch": Scene(
         "pairs-1",
-        50,
+        56,
         (at(8, "delay", "lower.0@2<->lower.0", 36, 900.0), at(9, "wipe", "lower.0", 1)),
         PAIRS,
     ),

@@ -15,7 +15,7 @@ from tests.verify.sim.mutations.planting import S, mutation
 HOUR_MS = 3_600_000.0
 SET_BACK = (Fault(5 * S, "skew", "s1", 9 * S, -HOUR_MS),)
 PUT_RIGHT = (Fault(2 * S, "skew", "s1", 6 * S, -HOUR_MS),)
-AN_HOUR_AHEAD = (Fault(5 * S, "skew", "s1", 8 * S, HOUR_MS),)
+AN_HOUR_AHEAD = (Fault(4 * S, "skew", "s1", 9 * S, HOUR_MS),)
 GLITCH = (Fault(5 * S, "skew", "s1", 600_000, HOUR_MS),)
 #: Killed while its clock is behind the buckets that it has closed.
 RESTARTED = (

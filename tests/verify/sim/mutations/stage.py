@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network
 from holdfast.verify.scenario import Fault
 from holdfast.verify.sim.networks import _sources as sources
-from holdfast.verify.sim.networks import _windows, cec_single, even, small
+from holdfast.verify.sim.networks import _windows, cec_chain, cec_single, even, small
 from holdfast.verify.sim.nodes import NodeProcess
 from holdfast.verify.sim.simulation import Simulation
 from holdfast.verify.sim.tables import Row
@@ -96,9 +97,17 @@ def three_fragments() -> Network:
 
 
 def few_entries() -> Network:
-    """Windows leave footprints as soon as recovery would have to read nine entries."""
+    """All layers become one as soon as recovery would have to read nine entries."""
     net = cec_single()
     net.protect("main", recovery="cec", recovery_rows=120, recovery_entries=8, on_failure="block")
+    return net
+
+
+def eventual_chain() -> Network:
+    """Two nodes in a row with eventual checkpoints."""
+    net = cec_chain()
+    for name in ("first", "second"):
+        net.protect(name, recovery="cec", recovery_rows=15, on_failure="block")
     return net
 
 
@@ -177,6 +186,64 @@ def full_from_the_start(name: str) -> Tweak:
             sim.world.at(sim.world.now + S, lambda: setattr(node.disk, "full", False))
 
         node.up = up  # type: ignore[method-assign]
+
+    return tweak
+
+
+def flushing_for(*seconds: float) -> Tweak:
+    """The checkpoints of every node take so much longer, in turn."""
+
+    def tweak(sim: Simulation) -> None:
+        for node in sim.cast.nodes:
+            slowly = partial(flush, node, node.flush, cycle(seconds))
+            node.flush = slowly  # type: ignore[method-assign]
+
+    def flush(node: NodeProcess, original: Any, longer: Any, *args: Any) -> None:
+        node.after(int(next(longer) * S), partial(original, *args))
+
+    return tweak
+
+
+def torn_while_flushing(since_s: float, writes: Sequence[int]) -> Tweak:
+    """From then on, the next checkpoints are interrupted by a crash, one at each of these
+    writes."""
+    left = [*writes]
+
+    def tweak(sim: Simulation) -> None:
+        for node in sim.cast.nodes:
+            node.up = partial(up, sim, node, node.up)  # type: ignore[method-assign]
+
+    def up(sim: Simulation, node: NodeProcess, original: Callable[[], None]) -> None:
+        original()
+        flush_some = partial(flush, sim, node, node.performer.flush)
+        node.performer.flush = flush_some  # type: ignore[method-assign]
+
+    def flush(sim: Simulation, node: NodeProcess, original: Callable[..., int], *args: Any) -> int:
+        if left and sim.world.now > since_s * S and node.disk.crash_after is None:
+            sim.inject(Fault(0, "torn", node.name, S, float(left.pop(0))))
+        return original(*args)
+
+    return tweak
+
+
+def full_while_flushing(*times: tuple[float, float]) -> Tweak:
+    """The disks have no space for checkpoints at these times, but steps continue."""
+
+    def tweak(sim: Simulation) -> None:
+        for node in sim.cast.nodes:
+            node.up = partial(up, node, node.up)  # type: ignore[method-assign]
+
+    def up(node: NodeProcess, original: Callable[[], None]) -> None:
+        original()
+        flush_some = partial(flush, node, node.performer.flush)
+        node.performer.flush = flush_some  # type: ignore[method-assign]
+
+    def flush(node: NodeProcess, original: Callable[..., int], *args: Any) -> int:
+        node.disk.full = any(since * S < node.world.now < until * S for since, until in times)
+        try:
+            return original(*args)
+        finally:
+            node.disk.full = False
 
     return tweak
 

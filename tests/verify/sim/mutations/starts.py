@@ -260,7 +260,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SUnion, "tentative", discreet)
 
 
-@mutation("ignore inputs that windows miss in earlier buckets", "labelled", scene="failure")
+@mutation("ignore inputs that windows miss in earlier buckets", "labelled", scene="both_lines")
 def _(patch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Consistency, lo: int, hi: int) -> Any:
         return self.sunion.missing(lo, hi)

@@ -67,7 +67,9 @@ def test_a_recovery_lasts_until_the_first_new_bucket_is_committed() -> None:
     recovery.replayed({1: 50_000}, took_us=1_500_000)
     recovery.replayed({2: 50_000}, took_us=2_500_000)
     assert recovery.finished({3: 10}, 200_000, costs) == 4_600_000
-    assert (costs.entry_us, costs.row_us, costs.fixed_us) == (5.0, 40.0, 200_000.0)
+    assert (costs.entry_us, costs.row_us, costs.fixed_us) == (5.0, 38.0, 200_000.0)
+    assert costs.predicted_us(80_000, 0) == 600_000, "nothing to replay, no step for it"
+    assert costs.predicted_us(80_000, 100_000) == 4_600_000
 
 
 def test_a_backlog_is_not_a_cost_of_recovery() -> None:

@@ -62,9 +62,9 @@ class Pace:
 
 #: Most rows that recovery replays, unless the user states another limit.
 _ROWS_MAX = 1_000_000
-#: At least this share of the stated recovery time is for reading and replaying, also if everything
-#: else takes longer than stated.
-_VARIABLE_SHARE = 0.1
+#: At least this share of the stated recovery time is for replaying, also if everything else takes
+#: longer than stated.
+_REPLAY_SHARE = 0.1
 _PACE = Pace()
 #: The share of the stated recovery time that is aimed at; the rest is for what was not predicted.
 _AIM = 0.7
@@ -200,7 +200,7 @@ class EventualCheckpoint:
     def upkeep(self, at_us: int, needs_from: int, coming: int) -> Upkeep:
         """What the next step does to shorten a recovery. `needs_from`: the first bucket of the
         inputs that the state refers to; `coming`: the rows of the step."""
-        folds = not self._met(0, self._rows.since(needs_from) + coming)
+        folds = not self._met(self._rows.since(needs_from) + coming)
         if self.targets.entries is None:
             return Upkeep(folds=True) if folds else NO_UPKEEP
         if self.entries > self.targets.entries and at_us >= self._next_us:
@@ -230,7 +230,7 @@ class EventualCheckpoint:
         if self._merged:
             return True
         shortens = self._rows.since(needs_from) < self.replayed
-        return shortens and not self._met(self.extent, self.replayed)
+        return shortens and not self._met(self.replayed)
 
     def began(self, at_us: int) -> None:
         """The current state is being made durable."""
@@ -246,15 +246,15 @@ class EventualCheckpoint:
             self._next_us = max(self._next_us, at_us + pause_us)
         self._publish()
 
-    def _met(self, entries: int, rows: int) -> bool:
+    def _met(self, rows: int) -> bool:
+        """Whether recovery may replay so many rows. A record does not shorten the rest of it."""
         targets = self.targets
         if targets.rows is not None and rows > targets.rows:
             return False
         if targets.recovery_us is None:
             return True
-        fixed_us = self.costs.predicted_us(0, 0)
-        left_us = max(_AIM - fixed_us / targets.recovery_us, _VARIABLE_SHARE) * targets.recovery_us
-        return self.costs.predicted_us(entries, rows) - fixed_us <= left_us
+        left_us = _AIM * targets.recovery_us - self.costs.predicted_us(self.extent, 0)
+        return self.costs.replay_us(rows) <= max(left_us, _REPLAY_SHARE * targets.recovery_us)
 
     def _publish(self) -> None:
         stated_us, last_us = self.targets.recovery_us, self.recovery_us

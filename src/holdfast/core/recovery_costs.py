@@ -1,7 +1,8 @@
-"""How long recovery from footprints would take, from costs that the node measures itself. Pure.
+"""How long a recovery would take, from costs that the node measures itself. Pure.
 
 Recovery (`eventual_checkpoint.py`) reads the entries that the newest record names, replays the
-input rows since then, and has fixed costs: it plans its first jobs, and runs the next bucket. The
+input rows since then, and has fixed costs: it plans its first jobs, and runs the next bucket. A
+replay is one step or several, each of which takes about as long as the next bucket. The
 paper (section III.A) leaves the calibration of such a formula open. Here every recovery is measured
 and corrects the costs, which are logged with each record. Before the first recovery, the cost of
 a row follows from normal steps, whose rows are fewer, so that each costs more: the prediction is
@@ -36,36 +37,46 @@ class RecoveryCosts:
     fixed_us: float = _FIXED_US
     #: Number of recoveries that were measured.
     recoveries: int = 0
+    #: To replay anything at all, however few rows.
+    step_us: float = 0.0
 
     def predicted_us(self, entries: int, rows: int) -> float:
-        return self.fixed_us + self.entry_us * entries + self.row_us * rows
+        return self.fixed_us + self.entry_us * entries + self.replay_us(rows)
+
+    def replay_us(self, rows: int) -> float:
+        return self.step_us + self.row_us * rows if rows else 0.0
 
     def stepped(self, rows: int, took_us: int) -> None:
         """A normal step was measured."""
         if self.recoveries == 0 and rows >= _STEP_ROWS_MIN:
             self.row_us += _STEP_WEIGHT * (took_us / rows - self.row_us)
 
-    def recovered(self, entries: int, rows: int, load_us: int, replay_us: int, all_us: int) -> None:
-        """A recovery was measured: the time to load the entries, to replay the rows, and in all."""
+    def recovered(
+        self, entries: int, rows: int, load_us: int, replay_us: int, all_us: int, next_us: int = 0
+    ) -> None:
+        """A recovery was measured: the time to load the entries, to replay the rows, and in all,
+        which contains that of the next bucket."""
         self.recoveries += 1
         weight = max(_WEIGHT, 1 / self.recoveries)
         self.entry_us = _corrected(self.entry_us, entries, load_us, weight)
-        self.row_us = _corrected(self.row_us, rows, replay_us, weight)
-        rest_us = max(0.0, all_us - self.entry_us * entries - self.row_us * rows)
+        self.step_us += weight * (next_us - self.step_us)
+        self.row_us = _corrected(self.row_us, rows, max(0, replay_us - next_us), weight)
+        rest_us = max(0.0, all_us - self.entry_us * entries - self.replay_us(rows))
         self.fixed_us += weight * (rest_us - self.fixed_us)
 
     def body(self) -> tuple[float, ...]:
         return (
-            round(self.entry_us, 3), round(self.row_us, 3), round(self.fixed_us), self.recoveries
+            round(self.entry_us, 3), round(self.row_us, 3), round(self.fixed_us), self.recoveries,
+            round(self.step_us),
         )  # fmt: skip
 
     @classmethod
     def of(cls, body: Sequence[float]) -> Self:
-        """The costs that were logged; nothing: no checkpoint was eventual."""
+        """The costs that were logged; empty: the checkpoint was not eventual."""
         if not body:
             return cls()
-        entry_us, row_us, fixed_us, recoveries = body
-        return cls(entry_us, row_us, fixed_us, int(recoveries))
+        entry_us, row_us, fixed_us, recoveries, *step_us = body
+        return cls(entry_us, row_us, fixed_us, int(recoveries), *step_us)
 
 
 @dataclass(slots=True)
@@ -91,9 +102,9 @@ class Recovery:
         """The first step with new buckets is committed. Corrects the costs and returns the time of
         the recovery. Of a backlog, only the first bucket counts."""
         backlog = sum(rows.values()) - next(iter(rows.values()), 0)
-        new_us = max(0.0, took_us - costs.row_us * backlog)
-        all_us = round(self.load_us + self.replay_us + new_us)
-        costs.recovered(self.entries, self.rows, self.load_us, self.replay_us, all_us)
+        next_us = round(max(0.0, took_us - costs.row_us * backlog))
+        all_us = self.load_us + self.replay_us + next_us
+        costs.recovered(self.entries, self.rows, self.load_us, self.replay_us, all_us, next_us)
         return all_us
 
 

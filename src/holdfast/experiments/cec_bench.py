@@ -14,6 +14,7 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,6 +123,9 @@ class Bench:
         self.durable_entries = 0
         #: Entries that were written because all layers of a shard became one.
         self.rewritten = 0
+        #: The last buckets before a record began, and before layers became one.
+        self.named_at: deque[int] = deque(maxlen=5)
+        self.merged_at: deque[int] = deque(maxlen=5)
         #: The checkpoint that is being written: its thread, its version, which must stay, and what
         #: it has returned.
         self._thread: threading.Thread | None = None
@@ -169,11 +173,14 @@ class Bench:
         self.inputs.prepare(upto + 1)
         return [self.step(min(hi, upto)) for hi in range(self.bucket + group, upto + group, group)]
 
-    def timed(self, buckets: int, group: int = 1) -> float:
-        """Run so many buckets. Returns the seconds that this takes."""
+    def timed(self, buckets: int, group: int = 1, *, settles: bool = False) -> float:
+        """Run so many buckets. Returns the seconds that this takes. `settles`: until all work
+        beside the steps is done."""
         self.inputs.prepare(self.bucket + buckets + 1)
         began = time.perf_counter()
         self.advance(buckets, group)
+        if settles:
+            self.settle()
         return time.perf_counter() - began
 
     def close(self) -> None:
@@ -210,7 +217,9 @@ class Bench:
                 upkeep=upkeep,
             ).version,
         )
-        self.rewritten += _rewritten(before, self.version)
+        if rewritten := _rewritten(before, self.version):
+            self.rewritten += rewritten
+            self.merged_at.append(hi)
         took_us = int(1e6 * (time.perf_counter() - began))
         self._take_named()
         is_due = bool(self.form.every) and self.since_checkpoint >= self.form.every
@@ -230,6 +239,7 @@ class Bench:
         if self.control is not None:
             self.control.began(monotonic_us())
             costs = self.control.costs.body()
+        self.named_at.append(self.bucket)
         self._flushing = [self.version]
         run = self._copy if self.form.kind == "full" else partial(self._flush, costs)
         self._thread = threading.Thread(target=run, args=(self.version,))

@@ -10,7 +10,6 @@ made durable, as in the paper.
 from __future__ import annotations
 
 import os
-import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,8 @@ ROWS = 20_000
 IDS, WINDOW = 100_000, 10
 #: Windows that are open on average; the paper has 90,000, too.
 OPEN = 90_000
+#: Steps until a window has all its rows.
+LIFETIME = IDS * WINDOW // ROWS
 SCALE = 10
 Q = (1, 2, 4, 8)
 U = (125_000, 250_000, 500_000, 1_000_000)
@@ -54,10 +55,15 @@ ROW_BYTES = 100
 EVERY_STEP = Settings(Targets(rows=0), None)
 
 
+#: Steps of a form in a row; as many buckets are one step of the lazy form.
+CHUNK = 10
+
+
 def baseline(sessions: Sessions, folder: str, repeats: int, steps: int, say: Say) -> dict[str, Any]:
     """Rows per second with footprints (Figure 5), as ratios of the same steps without checkpoints.
     `literal`: the footprints of every step are made durable, so that every window that is open
-    after its first step has one (Gopen). The forms alternate."""
+    after its first step has one (Gopen). The forms alternate after every `CHUNK` buckets, and the
+    time contains that until all work beside the steps is done."""
     forms = {
         "none": Form("none"),
         "default": Form("cec", Settings.of(Protection(recovery="cec"))),
@@ -73,13 +79,17 @@ def baseline(sessions: Sessions, folder: str, repeats: int, steps: int, say: Say
             for name, form in forms.items()
         }
         rates: dict[str, list[float]] = {name: [] for name in forms}
+        order = list(forms)
         for number in range(repeats + 1):
-            order = list(forms) if number % 2 else list(forms)[::-1]
-            for name in order:
-                bench, group = benches[name], 10 if name == "lazy" else 1
-                took_s = bench.timed(steps, group)
-                if number:  # the first round is a warm-up
-                    rates[name].append(steps * ROWS / took_s)
+            took_s = dict.fromkeys(forms, 0.0)
+            for _ in range(0, steps, CHUNK):
+                order = [*order[1:], order[0]]
+                for name in order:
+                    took_s[name] += benches[name].timed(
+                        CHUNK, CHUNK if name == "lazy" else 1, settles=True
+                    )
+            for name, seconds in took_s.items() if number else ():  # first, a warm-up
+                rates[name].append(steps * ROWS / seconds)
         ratios = {
             name: [rate / none for rate, none in zip(rates[name], rates["none"], strict=True)]
             for name in forms
@@ -117,23 +127,24 @@ def points() -> list[Point]:
 
 
 def sweep(sessions: Sessions, folder: str, crashes: int, steps: int, say: Say) -> dict[str, Any]:
-    """Run every setting to a steady state, then crash it several times."""
+    """Run every setting to a steady state, then crash it several times, at moments that are spread
+    evenly between two actions of the dial."""
     work = Workload(IDS, WINDOW, ROWS)
     inputs = Inputs(work, os.path.join(folder, "in"))
-    #: Every window has closed at least once.
-    warm = 2 * IDS * WINDOW // ROWS
+    warm = 2 * LIFETIME  # every window has closed at least once
     found: dict[str, Any] = {"q": [], "u": [], "cp": [], "without": {}}
-    lifetime = IDS * WINDOW // ROWS
     for point in [*points(), None]:
         form = Form("none") if point is None else Form("cec", point.settings)
         name = "without" if point is None else f"{point.dial}-{point.value}"
         bench = Bench(work, form, sessions, os.path.join(folder, name), inputs)
         bench.advance(warm)
-        cycle, rng = max(steps, 0 if point is None else _cycle(point)), random.Random(name)
-        samples = [
-            _sample(bench, rng.randrange(cycle, 2 * cycle), lifetime, crash=point is not None)
-            for _ in range(crashes)
-        ]
+        if point is None:
+            samples = [_response(bench, steps) for _ in range(crashes)]
+        else:
+            samples = [
+                _sample(bench, point, max(steps, 2 * _cycle(point)), (number + 0.5) / crashes)
+                for number in range(crashes)
+            ]
         median = {key: statistics.median(sample[key] for sample in samples) for key in samples[0]}
         row = {"value": None if point is None else point.value, "samples": samples, **median}
         if point is None:
@@ -157,14 +168,22 @@ def _cycle(point: Point) -> int:
     return 2 * point.settings.pace.period_us // WIDTH_US
 
 
-def _sample(bench: Bench, steps: int, lifetime: int, *, crash: bool) -> dict[str, float]:
+def _response(bench: Bench, steps: int) -> dict[str, float]:
+    """The time from the opening to the closing of a window."""
+    return {"response_s": round(LIFETIME * bench.timed(steps) / steps, 2)}
+
+
+def _sample(bench: Bench, point: Point, steps: int, share: float) -> dict[str, float]:
+    """Run so many steps, then until this share of the time between two actions of the dial has
+    passed, and crash."""
     before = bench.durable_entries, bench.rewritten
-    took_s = bench.timed(steps)
-    sample: dict[str, float] = {"response_s": round(lifetime * took_s / steps, 2)}
-    if not crash:
-        return sample
-    bench.crash()
+    sample = _response(bench, steps)
     footprints, rewritten = bench.durable_entries - before[0], bench.rewritten - before[1]
+    acted = bench.merged_at if point.dial == "q" else bench.named_at
+    cycle = max((after - at for at, after in pairwise(acted)), default=_cycle(point))
+    passed = bench.bucket - acted[-1] if acted else 0
+    bench.advance((round(share * cycle) - passed) % cycle)
+    bench.crash()
     forget_pages(bench.folder, bench.inputs.folder)
     recovery = bench.recover()
     return sample | {

@@ -65,7 +65,7 @@ class Options:
     spark: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: `always`: a record is on disk before any other process is notified of it.
     fsync: FsyncPolicy = "always"
-    #: Buckets between two checkpoints of the complete state; 0 disables checkpoints.
+    #: Most buckets between two checkpoints; 0: no regular checkpoints.
     checkpoint_buckets: int = 100
     #: `replay`: upstream logs retain the rows from which an empty node rebuilds its state, so a
     #: node survives the loss of its storage. `checkpoint`: upstream logs retain only the rows
@@ -151,7 +151,7 @@ class Options:
                 "for a fragment, with net.protect('main', recovery='cec')"
             )
         for name, least, otherwise in (
-            ("checkpoint_buckets", 0, "0 disables checkpoints"),
+            ("checkpoint_buckets", 0, "0: no regular checkpoints"),
             ("group_buckets_max", 1, ""),
             ("group_rows_max", 1, ""),
             ("group_bytes_max", 1, ""),

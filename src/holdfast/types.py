@@ -35,7 +35,7 @@ class OutputState(StrEnum):
 class Upkeep:
     """What a step does to shorten a recovery (`core.eventual_checkpoint`)."""
 
-    #: Time windows and joins fold all rows of the inputs that they refer to.
+    #: Time windows and joins fold rows of the inputs that they refer to, as many as a step can.
     folds: bool = False
     #: Whether all layers of keyed state become one; None: when it is worthwhile for the steps.
     merges: bool | None = None
@@ -46,10 +46,6 @@ NO_UPKEEP = Upkeep()
 
 def bucket_of(time_us: int, width_us: int) -> int:
     return time_us // width_us
-
-
-def bucket_start_us(bucket: int, width_us: int) -> int:
-    return bucket * width_us
 
 
 def bucket_end_us(bucket: int, width_us: int) -> int:

@@ -40,7 +40,7 @@ def network(name: str, partitions: int | None = None) -> hf.Network:
 
 
 def keyed(name: str) -> hf.Network:
-    """Recovers from footprints: keyed state, windows, a join, and keyed state behind a window."""
+    """With eventual checkpoints: keyed state, windows, a join, and keyed state behind a window."""
     net = hf.Network(name, bucket="100ms")
     taps = [
         net.source(f"s{i}", "ts timestamp, key string, x double", time="ts", clock="manual")

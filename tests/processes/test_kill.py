@@ -1,4 +1,4 @@
-"""SIGKILL of a node process at random moments, half of them with its storage deleted."""
+"""SIGKILL of a node process at random moments, some of them with its storage deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complete runs in one process that recover from footprints (CEC)."""
+"""Complete runs in one process that recover from eventual checkpoints (CEC)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def expected(
 
 
 @pytest.mark.parametrize("limits", [{}, {"recovery_rows": 60}, {"recovery_entries": 8}])
-def test_restarts_from_footprints_give_the_same_bits(
+def test_restarts_from_eventual_checkpoints_give_the_same_bits(
     expected: dict[str, tuple[int, str]], tmp_path: Path, limits: dict[str, int]
 ) -> None:
     found, _ = results(network(**limits), tmp_path)

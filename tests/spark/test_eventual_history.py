@@ -94,7 +94,7 @@ def expected(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> di
         (stacked, {}),
     ],
 )
-def test_restarts_from_footprints_give_the_same_bits(
+def test_restarts_from_eventual_checkpoints_give_the_same_bits(
     build: Any, limits: dict[str, int], expected: dict[Any, Any], tmp_path: Path
 ) -> None:
     found, _ = results(network(build, **limits), tmp_path, OPTIONS)

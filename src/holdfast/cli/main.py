@@ -123,7 +123,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=100,
         metavar="N",
-        help="durable checkpoint of the complete state every N buckets (default: %(default)s)",
+        help="checkpoint at least every N buckets; 0: only where recovery='cec' or a replica of a "
+        "pair without its peer needs one (default: %(default)s)",
     )
     run.add_argument(
         "--buffer-buckets",

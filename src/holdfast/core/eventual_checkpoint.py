@@ -8,14 +8,15 @@ or closes leaves a footprint: its entry in the layer that the step writes anyway
 (docs/design/0015-keyed-state-in-layers.md). A layer counts for recovery from the moment at which
 its file is durable and a record of the output log names it. Recovery takes the longer,
 
-q   the more entries the named layers have, the *extent*, which have to be read and verified, and
+q   the more entries the named layers have, and rows the other files, the *extent*, which have to
+    be read and verified, and
 u   the more rows the inputs have since the newest record, which have to be replayed.
 
-A record is due when q exceeds Q or u exceeds U (section III.A), or when the predicted time of a
-recovery exceeds the stated one (`recovery_costs.py`). Files become durable beside the steps; at
-most an interval CI of every period CP is spent on it (section III). Windows that stay open for long
-keep old layers alive: if q exceeds Q, all layers become one. None of these limits matters for
-correctness, only for the time of recovery.
+A record is due when u exceeds U, or when all layers have become one because q exceeds Q (section
+III.A), or when the predicted time of a recovery exceeds the stated one (`recovery_costs.py`). Files
+become durable beside the steps; at most an interval CI of every period CP is spent on it (section
+III). Windows that stay open for long keep old layers alive: if q exceeds Q, all layers become one.
+None of these limits matters for correctness, only for the time of recovery.
 
 All footprints of a record are as of the end of one bucket, so the windows need not remember which
 rows they have seen: a replay begins with the bucket after the record, for all of them.
@@ -37,9 +38,10 @@ from holdfast.types import NO_UPKEEP, Upkeep
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """A record is due if recovery would have to read or to replay more than this."""
+    """What recovery may have to read or to replay. More rows, or a longer time: a record is due.
+    More entries: the layers become one first."""
 
-    #: Q: entries of layers.
+    #: Q: entries of layers, and rows of other files.
     entries: int | None = None
     #: U: input rows.
     rows: int | None = None
@@ -50,7 +52,7 @@ class Targets:
 @dataclass(frozen=True, slots=True)
 class Pace:
     """At most one record in `period_us` (CP), and at most the share `interval_us` (CI) of it is
-    spent on making records durable."""
+    spent on making records durable, apart from those due after `checkpoint_buckets` buckets."""
 
     interval_us: int = 5_000
     period_us: int = 100_000
@@ -164,7 +166,7 @@ class EventualCheckpoint:
         #: q: entries of the newest record, which recovery would read; and of the newest state.
         self.extent = 0 if recovered is None else recovered.entries
         self.entries = self.extent
-        #: N: the number of open windows.
+        #: Rows of keyed state: N, if each window has one.
         self.open = 0
         #: Input rows that recovery would need.
         self._rows = _Counts()

@@ -87,8 +87,9 @@ class PathState:
             return bucket, bucket + 1 + self.plan.extent
         return (
             f"path {self.plan.name!r} cannot start: it has no usable checkpoint, and it needs its "
-            f"inputs up to bucket {max(trimmed_upto)}, which were deleted; run with "
-            "recovery='replay' to survive the loss of a node's storage"
+            f"inputs up to bucket {max(trimmed_upto)}, which were deleted; restore the folder of "
+            "the node from a backup, or start with another storage (recovery='replay' survives the "
+            "loss of a node's storage)"
         )
 
 

@@ -6,8 +6,8 @@ of consumers. Pure. The log deletes what all its consumers have released.
 `replay`      An empty node must be able to rebuild its state and every output that its consumers
               still need. Inputs are retained for the extent of the windows before the slowest
               consumer, or from the first bucket on if an operator is not convergent.
-`checkpoint`  The inputs after the newest durable state version suffice.
-`cec`         The same, after the oldest footprint that recovery needs.
+`checkpoint`, `cec`
+              The inputs after the newest durable state version, and those that it refers to.
 `pairs`       As `checkpoint`; without checkpoints a lost replica is rebuilt from its peer.
 
 **A pair** (Flux sections 3.2.2, 5.3.2). Each replica reports up to which bucket it has released a

@@ -33,7 +33,7 @@ EXPERIMENTS = {
     "vs-structured-streaming": "the same queries on plain Structured Streaming",
     "vs-peers": "the windowed aggregate on Flink SQL, Bytewax and Pathway",
     "endurance": "memory and step time over thousands of buckets",
-    "cec": "checkpoints of single windows, recovery time (CEC Figures 5 to 9)",
+    "cec": "eventual checkpoints: cost and recovery time (CEC Figures 5 to 9)",
     "growth": "step time, memory and bytes written over rows, keys, windows, joins and outputs",
 }
 

@@ -178,10 +178,10 @@ class Network:
             after holding every bucket (`"delay"`) or the first (`"process"`) for `max_delay`.
         while_correcting: the same for new buckets while tentative results are corrected.
         max_delay: longest delay the fragment adds; by default derived from `within` downstream.
-        recovery: what upstream retains: `"replay"`, `"checkpoint"`, or `"cec"`: checkpoints are as
-            frequent as needed, so that recovery is predicted to take less than `recovery_time`;
-            or reads about `recovery_entries` entries of state at most, and replays or reads about
-            `recovery_rows` rows.
+        recovery: what upstream retains. `"replay"`: what an empty node needs. `"checkpoint"`: what
+            the newest checkpoint needs. `"cec"`: the same, with checkpoints frequent enough that
+            recovery is predicted to take at most `recovery_time`; or that it replays about
+            `recovery_rows` rows at most, and reads about `recovery_entries` entries.
         """
         if fragment in self.protections:
             raise InputError(

@@ -57,9 +57,9 @@ class Protection:
     #: (docs/design/0017-eventual-checkpoints.md). None: `Options.recovery`. For a pair: everything
     #: after a checkpoint.
     recovery: RecoveryPolicy | None = None
-    #: With `cec`, a checkpoint is due if recovery would have to read more entries of keyed state,
-    #: or replay more input rows (Q and U of the paper, section III.A). None: no limit of entries,
-    #: and 1,000,000 rows unless `recovery_time` is stated.
+    #: With `cec`, a checkpoint is due if recovery would have to read more entries of keyed state
+    #: and rows of other files, or replay more input rows (Q and U of the paper, section III.A).
+    #: None: no limit of entries, and 1,000,000 rows unless `recovery_time` is stated.
     recovery_entries: int | None = None
     recovery_rows: int | None = None
     #: With `cec`, how long recovery may take after the process has started: checkpoints are as

@@ -120,7 +120,10 @@ class Metrics(Collector):
         tentative = _counter("node_tentative_steps", "Steps on partial input", "node")
         states = _gauge("path_state", "1 for the state of the path", "node", "path", "state")
         recovery = _gauge(
-            "path_recovery_seconds", "Predicted time of a recovery from footprints", "node", "path"
+            "path_recovery_seconds",
+            "Predicted time of a recovery, with recovery='cec'",
+            "node",
+            "path",
         )
         for name, node in list(self._nodes.items()):
             status = node.status()

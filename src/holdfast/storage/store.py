@@ -440,9 +440,6 @@ class Log:
             with storage(file := f"{self._base}/{name}"):  # the folder with its last file
                 self._disk.sync_tree(file, self._base if name in last else file)
 
-    def has_file(self, name: str) -> bool:
-        return self._disk.exists(f"{self._base}/{name}")
-
     def drop_states(self, path: str, upto: int) -> None:
         """Drops the records of versions before `upto`. The engine deletes their files."""
         self.append(DropState(path, upto))

@@ -89,7 +89,7 @@ def test_seeds_choose_all_protections_and_limits() -> None:
     assert len(limits) == 8
 
 
-def test_no_storage_that_holds_footprints_is_lost() -> None:
+def test_no_storage_of_eventual_checkpoints_is_lost() -> None:
     lost = {"wipe", "replace", "rot", "restore"}
     for seed in range(1, 200):
         scenario = scenario_of(seed, "cec")

@@ -16,8 +16,7 @@ from holdfast.model.network import Network
 from holdfast.model.protection import FailurePolicy
 from holdfast.verify.scenario import Fault, Scenario
 from holdfast.verify.sim.networks import NETWORKS
-from holdfast.verify.sim.random_faults import Targets, beside_of, fault_of, hosts_fail, lasting_of
-from holdfast.verify.sim.random_footprints import (
+from holdfast.verify.sim.random_eventual import (
     CEC,
     CEC_NETWORKS,
     SHARE,
@@ -25,6 +24,7 @@ from holdfast.verify.sim.random_footprints import (
     limits_of,
     survivable,
 )
+from holdfast.verify.sim.random_faults import Targets, beside_of, fault_of, hosts_fail, lasting_of
 from holdfast.verify.sim.random_host_faults import host_scenario_of
 from holdfast.verify.sim.rare_faults import HOURS, hour_of, rare_faults_of
 
@@ -54,7 +54,7 @@ ENDS, OLDER_COPIES = 0.06, 0.06
 def scenario_of(seed: int, only: str | None = None) -> Scenario:
     """The scenario of a seed. `only`: `cec`, one with continuous eventual checkpoints."""
     if only == CEC or random.Random(f"{CEC}/{seed}").random() < SHARE:
-        scenario = _with_footprints(seed)
+        scenario = _with_checkpoints(seed)
     else:
         scenario = _with_rare_faults(seed)
     if not FAULTS_2 or scenario.network == HOURS:
@@ -78,7 +78,7 @@ def scenario_of(seed: int, only: str | None = None) -> Scenario:
     return replace(scenario, faults=tuple(faults))
 
 
-def _with_footprints(seed: int) -> Scenario:
+def _with_checkpoints(seed: int) -> Scenario:
     chance = random.Random(f"footprints/{seed}")
     network = chance.choice(CEC_NETWORKS)
     targets = _targets(network, seed, chance)
@@ -195,12 +195,12 @@ def options_of(seed: int, network: str = "") -> Options:
 
 def protect(network: Network, seed: int) -> None:
     """Sets random protections of the fragments; none for seed 0, or if the network has its own."""
-    chance, footprints = random.Random(f"protection/{seed}"), random.Random(f"limits/{seed}")
+    chance, limiting = random.Random(f"protection/{seed}"), random.Random(f"limits/{seed}")
     if network.protections or not seed:
         return
     if chance.random() < 0.2:
         for fragment in fragments(network):
-            if (limits := limits_of(network, fragment, footprints)) is not None:
+            if (limits := limits_of(network, fragment, limiting)) is not None:
                 rows, entries = limits
                 network.protect(
                     fragment.name, recovery="cec", recovery_rows=rows, recovery_entries=entries
@@ -212,7 +212,7 @@ def protect(network: Network, seed: int) -> None:
     mixed = random.Random(f"recovery/{seed}")
     three = FAULTS_2 and random.Random(f"three/{seed}").random() < 0.25
     for fragment in fragments(network):
-        limits = limits_of(network, fragment, footprints)
+        limits = limits_of(network, fragment, limiting)
         network.protect(
             fragment.name,
             on_failure=chance.choice(["process", "delay", *blocks]),

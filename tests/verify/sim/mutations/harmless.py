@@ -265,8 +265,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @harmless(
     "append a record before its files are synced",
-    "After a crash, the files of that record are incomplete and the previous record is used: it is "
-    "dropped, its files are deleted, and inputs are released only when the files are synced.",
+    "After a crash, the files of that record are incomplete, so the previous record is used: the "
+    "previous one is dropped, its files are deleted, and inputs are released only after the sync.",
     "flushes_torn",
 )
 def _(patch: pytest.MonkeyPatch) -> None:

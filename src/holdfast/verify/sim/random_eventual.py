@@ -1,6 +1,6 @@
-"""Random scenarios with continuous eventual checkpoints: limits that leave many or few footprints,
-and nodes that fail together, also at any write. As with `recovery='checkpoint'`, the storage of a
-node that recovers from footprints is neither deleted nor damaged."""
+"""Random scenarios with continuous eventual checkpoints: limits that make checkpoints frequent or
+rare, and nodes that fail together, also at any write. As with `recovery='checkpoint'`, the storage
+of a node with `recovery='cec'` is neither deleted nor damaged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def limits_of(
 
 
 def survivable(faults: list[Fault], network: Network) -> list[Fault]:
-    """The faults, where nodes that recover from footprints are killed instead of losing their
+    """The faults, where nodes with `recovery='cec'` are killed instead of losing their
     storage."""
     return [
         replace(fault, do="kill", for_us=fault.for_us or 500 * MS)

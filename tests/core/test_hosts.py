@@ -19,6 +19,7 @@ from holdfast.core.hosts import (
     StartNode,
     StopNode,
     Unanswered,
+    warms_up,
 )
 from holdfast.core.quarantine import POLICIES, S
 
@@ -158,3 +159,10 @@ def test_time_in_which_the_host_itself_was_suspended_does_not_count() -> None:
 def test_a_host_that_was_replaced_terminates() -> None:
     (end,) = handle(host("a"), Replaced(S))
     assert isinstance(end, End) and end.code != 0
+
+
+def test_a_restarted_host_warms_up_only_if_a_recovery_time_is_stated() -> None:
+    assert warms_up(1, has_nodes=True, states_recovery_time=False), "a first start"
+    assert warms_up(2, has_nodes=False, states_recovery_time=False), "a standby"
+    assert not warms_up(2, has_nodes=True, states_recovery_time=False)
+    assert warms_up(2, has_nodes=True, states_recovery_time=True)

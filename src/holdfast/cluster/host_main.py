@@ -21,7 +21,7 @@ from holdfast.clock import monotonic_us
 from holdfast.cluster.host_loop import HostLoop
 from holdfast.cluster.hosted_node import Hosted, Place, patiently
 from holdfast.config import Options
-from holdfast.core.hosts import Host, StartNode
+from holdfast.core.hosts import Host, StartNode, warms_up
 from holdfast.core.membership import process_of
 from holdfast.core.quarantine import EXIT_CODES, kind_of, reason_of
 from holdfast.engine import session
@@ -105,16 +105,14 @@ class _Host:
         return loop.end.code
 
     def _begin(self, stop: threading.Event) -> int:
-        """Get an epoch for the process. A first start and a standby also warm up; a restarted host
-        with nodes does not, because its waiting buckets warm up the code, unless a recovery time is
-        stated, of which the warm-up is no part."""
+        """Get an epoch for the process, and warm up if that is worthwhile."""
         chief = self._place.chief
         request = NextEpoch(process_of(self.name), identity=self._identity)
         epoch = patiently(lambda: chief.call(request).epoch, stop)
         assigned = patiently(lambda: chief.call(GetAssignment(self.name)).nodes, stop)
         network = self._place.network
         stated = [network.protection(fragment_of(node)).recovery_time for node in assigned]
-        if epoch == 1 or not assigned or any(stated):
+        if warms_up(epoch, has_nodes=bool(assigned), states_recovery_time=any(stated)):
             self._warm_up(assigned)
         return epoch
 

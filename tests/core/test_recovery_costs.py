@@ -66,33 +66,25 @@ def test_a_recovery_lasts_until_the_first_new_bucket_is_committed() -> None:
     recovery, costs = Recovery(upto=2, entries=80_000, load_us=400_000), RecoveryCosts()
     recovery.replayed({1: 50_000}, took_us=1_500_000)
     recovery.replayed({2: 50_000}, took_us=2_500_000)
-    assert recovery.finished({3: 10}, 200_000, costs) == 4_600_000
+    assert recovery.finished(200_000, costs) == 4_600_000
     assert (costs.entry_us, costs.row_us, costs.fixed_us) == (5.0, 38.0, 200_000.0)
     assert costs.predicted_us(80_000, 0) == 600_000, "nothing to replay, no step for it"
     assert costs.predicted_us(80_000, 100_000) == 4_600_000
 
 
-def test_a_backlog_is_not_a_cost_of_recovery() -> None:
-    """After an outage, the first new step contains all buckets since."""
-    recovery, costs = Recovery(upto=3, entries=0, load_us=100_000), RecoveryCosts(row_us=10.0)
-    backlog = dict.fromkeys(range(4, 604), 10_000)
-    took_us = recovery.finished(backlog, 60_000_000, costs)
-    assert took_us == 200_000, "599 buckets at 100 ms are backlog"
-    assert costs.predicted_us(0, 0) == pytest.approx(200_000)
-
-
 def test_the_first_recovery_replaces_the_assumed_fixed_costs_later_ones_correct_them() -> None:
     costs = RecoveryCosts()
     recovery = Recovery(upto=3, entries=0, load_us=0)
-    recovery.finished({4: 10}, 900_000, costs)
+    recovery.finished(900_000, costs)
     assert costs.fixed_us == 900_000
-    Recovery(upto=9, entries=0, load_us=0).finished({10: 10}, 500_000, costs)
+    Recovery(upto=9, entries=0, load_us=0).finished(500_000, costs)
     assert costs.fixed_us == pytest.approx(700_000), "the mean of two"
     for _ in range(50):
-        Recovery(upto=9, entries=0, load_us=0).finished({10: 10}, 500_000, costs)
+        Recovery(upto=9, entries=0, load_us=0).finished(500_000, costs)
     assert costs.fixed_us == pytest.approx(500_000, rel=0.01), "old ones are forgotten"
 
 
 def test_without_logged_costs_the_assumed_ones_apply() -> None:
     """The newest checkpoint may be from another form of recovery."""
     assert RecoveryCosts.of(()) == RecoveryCosts()
+    assert RecoveryCosts.of((5.0, 2.0, 9)) == RecoveryCosts(), "of another version"

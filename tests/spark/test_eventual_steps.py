@@ -93,7 +93,9 @@ class CrashingNode:
             version, self.flushing = self.flushing, None
             entries = self.checkpoints.write(version, control.costs.body())
             control.named(self.now_us, Named(version.needs_from, version.entries(), entries, 0))
-        control.stepped(Stepped(hi, rows, self.version.entries(), self.version.keys(), 1_000))
+        version = self.version
+        sizes = version.entries(), version.keys(), 1_000, version.layered()
+        control.stepped(Stepped(hi, rows, *sizes))
         if control.is_due(self.now_us, self.version.needs_from):
             control.began(self.now_us)
             self.flushing = self.version

@@ -100,7 +100,7 @@ def test_damage_that_a_merge_finds_stops_the_next_step(
     def merge() -> bool:
         """Whether an attempt was made."""
         before = merging.thread
-        merging.start("op", {0: lost}, schema, None, "path")
+        merging.start("op", {0: lost}, schema, None, "path", merging.step_max)
         if merging.thread is before:
             return False
         assert merging.thread is not None

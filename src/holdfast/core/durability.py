@@ -26,7 +26,8 @@ def after_step(
     actions: list[Action] = []
     if control is not None:
         recovery = control.recovery
-        control.stepped(Stepped(event.hi, rows, event.entries, event.open, event.took_us))
+        step = Stepped(event.hi, rows, event.entries, event.open, event.took_us, event.layered)
+        control.stepped(step)
         if recovery is not None and control.recovery_us is not None and control.recovery is None:
             took_us, stated_us = control.recovery_us, control.targets.recovery_us
             actions.append(
@@ -64,10 +65,10 @@ def done(path: PathState, event: CheckpointDone) -> list[Action]:
     return at_once(path, event.at) if again else []
 
 
-def failed(path: PathState) -> list[Action]:
-    """The disk was full. The next step requests another checkpoint."""
-    path.flushing = False
-    return []
+def failed(path: PathState, at: int) -> list[Action]:
+    """The disk was full. What was to become durable is part of the current state."""
+    path.flushing = path.flushes_again = False
+    return _requested(path, at)
 
 
 def upkeep(path: PathState, hi: int, at: int) -> Upkeep:

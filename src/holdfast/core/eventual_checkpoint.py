@@ -49,6 +49,10 @@ class Targets:
     recovery_us: int | None = None
 
 
+#: Longest pause after a record that took long.
+_PAUSE_US_MAX = 10_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """At most one record in `period_us` (CP), and at most the share `interval_us` (CI) of it is
@@ -59,7 +63,8 @@ class Pace:
 
     def pause_us(self, took_us: int) -> int:
         """How long after the start of a record, which took so long, the next one may start."""
-        return max(self.period_us, took_us * self.period_us // self.interval_us)
+        pause_us = max(self.period_us, took_us * self.period_us // self.interval_us)
+        return min(pause_us, took_us + _PAUSE_US_MAX)
 
 
 #: Most rows that recovery replays, unless the user states another limit.
@@ -68,6 +73,10 @@ _ROWS_MAX = 1_000_000
 #: longer than stated.
 _REPLAY_SHARE = 0.1
 _PACE = Pace()
+#: Layers are merged again if they have this many times as many entries as would be left.
+_MERGED_AGAIN = 1.25
+#: Steps in which all layers should have become one.
+_MERGING_STEPS = 16
 #: The share of the stated recovery time that is aimed at; the rest is for what was not predicted.
 _AIM = 0.7
 
@@ -108,10 +117,12 @@ class Stepped:
     bucket: int
     #: Input rows by bucket, in ascending order.
     rows: Mapping[int, int]
-    #: Entries of the layers, and N, the number of open windows.
+    #: Entries of the layers and rows of other files; rows of keyed state.
     entries: int
     open: int
     took_us: int
+    #: Entries of the layers.
+    layered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +189,13 @@ class EventualCheckpoint:
             self.recovery = Recovery(recovered.upto, recovered.entries, recovered.load_us)
         #: How long the last recovery took.
         self.recovery_us: int | None = None
-        #: All layers should become one; all layers have become one, and no record names the result.
-        self._merges = self._merged = False
+        #: Entries of the layers of the newest state, and how many were left when merging them has
+        #: not helped.
+        self.layered = self._unmerged = 0
+        #: For so many steps, all layers have been becoming one; 0: they need not.
+        self._merging = 0
+        #: Layers have become one, and no record names the result.
+        self._merged = False
         self._next_us = -(2**62)
         self._publish()
 
@@ -194,10 +210,12 @@ class EventualCheckpoint:
         return self.costs.predicted_us(self.extent, self.replayed)
 
     def last(self, position: int, hi: int) -> int:
-        """Last bucket of the next step, at most `hi`. A step does not end a replay and go on, so
-        that recoveries are measured."""
-        replays = self.recovery is not None and position < self.recovery.upto < hi
-        return self.recovery.upto if replays and self.recovery is not None else hi
+        """Last bucket of the next step, at most `hi`. A replay and the first new bucket are steps
+        of their own, so that recoveries are measured."""
+        if self.recovery is None:
+            return hi
+        upto = self.recovery.upto
+        return min(hi, upto if position < upto else upto + 1)
 
     def upkeep(self, at_us: int, needs_from: int, coming: int) -> Upkeep:
         """What the next step does to shorten a recovery. `needs_from`: the first bucket of the
@@ -205,14 +223,24 @@ class EventualCheckpoint:
         folds = not self._met(self._rows.since(needs_from) + coming)
         if self.targets.entries is None:
             return Upkeep(folds=True) if folds else NO_UPKEEP
-        if self.entries > self.targets.entries and at_us >= self._next_us:
-            self._merges = True
-        return Upkeep(folds, self._merges)
+        most = max(self._layered_max(), int(_MERGED_AGAIN * self._unmerged))
+        if not self._merging and self.layered > most and at_us >= self._next_us:
+            self._merging = 1
+        return Upkeep(folds, bool(self._merging))
+
+    def _layered_max(self) -> int:
+        """Most entries of layers. Below the number of open windows, merging does not help."""
+        assert self.targets.entries is not None
+        others = self.entries - self.layered
+        return max(self.targets.entries - others, int(_MERGED_AGAIN * self.open))
 
     def stepped(self, step: Stepped) -> None:
-        if self._merges and step.entries < self.entries:
-            self._merges, self._merged = False, True
+        before, self.layered = self.layered, step.layered
         self.entries, self.open = step.entries, step.open
+        self._unmerged = min(self._unmerged, self.layered)
+        if self.targets.entries is not None:
+            self._merged |= _MERGED_AGAIN * self.layered < before
+            self._merge_further()
         self._rows.add(step.rows)
         recovery = self.recovery
         if recovery is None:
@@ -220,9 +248,19 @@ class EventualCheckpoint:
         elif step.bucket <= recovery.upto:
             recovery.replayed(step.rows, step.took_us)
         else:
-            self.recovery_us = recovery.finished(step.rows, step.took_us, self.costs)
+            self.recovery_us = recovery.finished(step.took_us, self.costs)
             self.recovery = None
         self._publish()
+
+    def _merge_further(self) -> None:
+        if not self._merging:
+            return
+        if self.layered <= self._layered_max():
+            self._merging, self._merged = 0, True
+        elif self._merging >= _MERGING_STEPS:  # large layers are merged beside the steps
+            self._merging, self._unmerged = 0, self.layered
+        else:
+            self._merging += 1
 
     def is_due(self, at_us: int, needs_from: int) -> bool:
         """Whether a record of the current state is due. `needs_from`: the first bucket of the

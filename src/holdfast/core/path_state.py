@@ -60,10 +60,13 @@ class PathState:
         return max(self.position, tentative)
 
     def take_waiting(self, upto: int) -> dict[int, int]:
-        """Forget the inputs up to a bucket, which were processed. Returns their rows by bucket."""
+        """Forget the inputs up to a bucket, which were processed. Returns their rows by bucket,
+        without those that only other paths needed."""
         end = bisect_right(self.waiting, upto, key=lambda waits: waits[0])
         rows: dict[int, int] = {}
         for bucket, count, _ in self.waiting[:end]:
+            if bucket < self.needs_from:
+                continue
             rows[bucket] = rows.get(bucket, 0) + count
         del self.waiting[:end]
         return rows

@@ -133,7 +133,7 @@ class Progress:
                 path = self.paths[event.path]
                 return [*durability.done(path, event), *self._acknowledge(path)]
             case CheckpointFailed():
-                return durability.failed(self.paths[event.path])
+                return durability.failed(self.paths[event.path], event.at)
             case Acknowledged():
                 self._delivered[event.output] = max(
                     event.needed, self._delivered.get(event.output, event.needed)
@@ -231,8 +231,8 @@ class Progress:
         assert before is not None
         path.position, path.running_upto = event.hi, None
         path.job_size.fitted(event.hi - before)
-        path.needs_from, path.horizon = event.needs_from, event.horizon
         rows = path.take_waiting(event.hi)
+        path.needs_from, path.horizon = event.needs_from, event.horizon
         interval = self.checkpoint_buckets
         if self.recovery == "pairs":
             interval = interval or (PAIR_CHECKPOINT_BUCKETS if self.unpaired else 0)

@@ -63,6 +63,8 @@ class StepDone:
     entries: int = 0
     open: int = 0
     took_us: int = 0
+    #: Entries of layers of keyed state.
+    layered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class CheckpointDone:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """The disk is full."""
+    """The disk was full a moment ago."""
 
     at: int
     path: str

@@ -72,11 +72,11 @@ class RecoveryCosts:
 
     @classmethod
     def of(cls, body: Sequence[float]) -> Self:
-        """The costs that were logged; empty: the checkpoint was not eventual."""
-        if not body:
+        """The costs that were logged; empty, or of another version: the assumed ones."""
+        if len(body) != len(cls().body()):
             return cls()
-        entry_us, row_us, fixed_us, recoveries, *step_us = body
-        return cls(entry_us, row_us, fixed_us, int(recoveries), *step_us)
+        entry_us, row_us, fixed_us, recoveries, step_us = body
+        return cls(entry_us, row_us, fixed_us, int(recoveries), step_us)
 
 
 @dataclass(slots=True)
@@ -98,13 +98,11 @@ class Recovery:
         self.replay_us += took_us
         self.rows += sum(rows.values())
 
-    def finished(self, rows: Mapping[int, int], took_us: int, costs: RecoveryCosts) -> int:
-        """The first step with new buckets is committed. Corrects the costs and returns the time of
-        the recovery. Of a backlog, only the first bucket counts."""
-        backlog = sum(rows.values()) - next(iter(rows.values()), 0)
-        next_us = round(max(0.0, took_us - costs.row_us * backlog))
-        all_us = self.load_us + self.replay_us + next_us
-        costs.recovered(self.entries, self.rows, self.load_us, self.replay_us, all_us, next_us)
+    def finished(self, took_us: int, costs: RecoveryCosts) -> int:
+        """The first new bucket is committed. Corrects the costs and returns the time of the
+        recovery."""
+        all_us = self.load_us + self.replay_us + took_us
+        costs.recovered(self.entries, self.rows, self.load_us, self.replay_us, all_us, took_us)
         return all_us
 
 

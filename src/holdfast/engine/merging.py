@@ -61,7 +61,7 @@ class Merging:
     and use them."""
 
     def __init__(self, sessions: Sessions, root: str) -> None:
-        #: Merges of up to so many entries are left to the steps.
+        #: A step merges up to so many entries.
         self.step_max = 1 << 18
         #: The thread of the last merge.
         self.thread: threading.Thread | None = None
@@ -107,10 +107,11 @@ class Merging:
 
     def start(
         self, op: str, shards: Mapping[int, Shard], schema: pa.Schema, timer: str | None,
-        folder: str, whole: bool | None = None,
+        folder: str, step_max: int, whole: bool | None = None,
     ) -> None:  # fmt: skip
         """Start a merge if one is due, of the shard with the most layers. The new file will be in a
-        folder in `folder`. `whole`: as for `to_merge`."""
+        folder in `folder`. `step_max`: merges of up to so many entries are left to the steps.
+        `whole`: as for `to_merge`."""
         for number in sorted(shards, key=lambda number: -len(shards[number].layers)):
             layers = shards[number].layers
             due = to_merge(
@@ -120,7 +121,7 @@ class Merging:
             if due is None:
                 continue
             chosen = layers[slice(*due)]
-            if sum(layer.entries for layer in chosen) > self.step_max:
+            if sum(layer.entries for layer in chosen) > step_max:
                 merge = _Merge(chosen, f"{folder}/{op}.merged.{uuid.uuid4().hex[:8]}")
                 run = partial(
                     merge_layers, chosen, None, schema, timer,

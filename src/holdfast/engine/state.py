@@ -173,6 +173,10 @@ class Version:
         """Rows and entries of all files."""
         return sum(self.sizes().values())
 
+    def layered(self) -> int:
+        """Entries of all layers."""
+        return sum(layer.entries for shard in self._shards() for layer in shard.layers)
+
     def sizes(self) -> dict[str, int]:
         """Rows, or entries of keys, of each file."""
         found = {chunk.file: chunk.rows for chunk in self._chunks()}

@@ -121,7 +121,7 @@ class Step(TimeWindows):
         merging, shards, fixed = self.engine.merging, dict(self.shards.get(op.name, {})), {}
         merge_max = UNLIMITED
         if self.is_stable:
-            merge_max = merging.step_max // (self.engine.network.partitions if tasks == 1 else 1)
+            merge_max = self._merge_max
             for number, shard in shards.items():
                 shards[number], fixed[number] = merging.begin(op.name, number, shard)
         state = keyed.StepState(
@@ -194,6 +194,12 @@ class Step(TimeWindows):
                 self._made(file)
             self.shards[name] = {**self.shards.get(name, {}), **shards}
 
+    @property
+    def _merge_max(self) -> int:
+        """Most entries of a shard that a step merges. One task merges all shards."""
+        partitions = self.engine.network.partitions if self.one_task else 1
+        return self.engine.merging.step_max // partitions
+
     def _merge_layers(self) -> None:
         """Use complete merges of layers, and start others. The last act of a step, which cannot
         fail."""
@@ -205,4 +211,7 @@ class Step(TimeWindows):
             for number, shard in shards.items():
                 for file in merging.end(name, number, shard):
                     self.engine.made(self.line, file)
-            merging.start(name, shards, held.state, held.timer, self.path.name, self.upkeep.merges)
+            merging.start(
+                name, shards, held.state, held.timer, self.path.name, self._merge_max,
+                self.upkeep.merges,
+            )  # fmt: skip

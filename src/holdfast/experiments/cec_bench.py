@@ -224,7 +224,10 @@ class Bench:
         self._take_named()
         is_due = bool(self.form.every) and self.since_checkpoint >= self.form.every
         if control is not None:
-            control.stepped(Stepped(hi, rows, self.version.entries(), self.version.keys(), took_us))
+            entries, keys, layered = (
+                self.version.entries(), self.version.keys(), self.version.layered(),
+            )  # fmt: skip
+            control.stepped(Stepped(hi, rows, entries, keys, took_us, layered))
             is_due = control.is_due(monotonic_us(), self.version.needs_from)
         if is_due and self._thread is None:
             self._begin_checkpoint()

@@ -18,6 +18,8 @@ from holdfast.node.node_events import StepEngine
 from holdfast.storage import Log
 
 _log = logging.getLogger("holdfast.node")
+#: A checkpoint that takes longer than this is reported.
+SLOW_US = 10_000_000
 
 
 class Checkpoints:
@@ -38,8 +40,9 @@ class Checkpoints:
         self.newest: dict[str, Version] = {}
         #: Newer versions than that whose files are damaged, and why, when the node started.
         self.damaged: list[tuple[Version, str]] = []
-        #: Versions that are being made durable.
+        #: Versions that are being made durable, and since when.
         self.flushing: dict[str, Version] = {}
+        self._since: dict[str, int] = {}
         #: Durations of the last checkpoints.
         self.seconds: deque[float] = deque(maxlen=100)
 
@@ -84,6 +87,23 @@ class Checkpoints:
             return version, RecoveryCosts.of(body.get("costs", ()))
         return None
 
+    def began(self, version: Version) -> Version:
+        """A version is being made durable."""
+        self.flushing[version.path], self._since[version.path] = version, self._clock()
+        return version
+
+    @property
+    def trouble(self) -> str | None:
+        """A checkpoint that takes very long; its path goes on without it."""
+        now = self._clock()
+        for path in list(self.flushing):
+            if (took_us := now - self._since[path]) > SLOW_US:
+                return (
+                    f"the checkpoint of path {path!r} has been written for "
+                    f"{took_us // 1_000_000} s: the disk is slow or does not respond"
+                )
+        return None
+
     def write(self, version: Version, costs: tuple[float, ...] = ()) -> int:
         """Make a version durable, and drop the older ones of its path. Returns the number of
         entries that became durable. Raises `StorageFull`."""
@@ -93,8 +113,8 @@ class Checkpoints:
         body = {**version.body(), **({"costs": costs} if costs else {})}
         files = [os.path.join("state", name) for name in new]
         self._log.save_state(version.path, version.bucket, body, files)
-        self._log.drop_states(version.path, version.bucket)
         self.newest[version.path] = version
+        self._log.drop_states(version.path, version.bucket)
         return sum(new.values())
 
     def clean_up(self) -> None:

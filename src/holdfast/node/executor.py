@@ -92,8 +92,7 @@ class Performer:
         self.checkpoints = Checkpoints(name, log, engine, clock, settings)
         #: Newest version of the tentative line of each path that has one.
         self._tentative: dict[str, Version] = {}
-        #: Versions that the tentative runs under way started from. A line may end while its run is
-        #: still under way.
+        #: Versions that the tentative runs under way started from. Their line may have ended.
         self._read: dict[tuple[str, int], Version] = {}
         self.lender = Lender(name, fragment, log, service, carrier.post)
         self.comparison = Comparison(name, fragment, log, carrier, 1 + len(peers))
@@ -103,8 +102,7 @@ class Performer:
         self._forgotten: set[str] = set()
         self.soutput = SOutput(log, engine.digest)
         self._opened: set[str] = set()
-        #: Actions in the order of their execution. A full disk blocks all of them, because later
-        #: actions rely on earlier ones.
+        #: Actions in order: later ones rely on earlier ones, so a full disk blocks all of them.
         self._waiting: deque[core.Action] = deque()
         self._blocked = False
         #: Why the node makes no progress at the moment; the node retries.
@@ -327,7 +325,7 @@ class Performer:
         upto = horizon(path, version, self.inputs, extent, self.engine.width_us)
         done = core.StepDone(
             at, run.path, version.bucket, self._needs_from(version), upto,
-            version.entries(), version.keys(), int(1e6 * event.seconds),
+            version.entries(), version.keys(), int(1e6 * event.seconds), version.layered(),
         )  # fmt: skip
         return self.core.handle(done)
 
@@ -337,10 +335,12 @@ class Performer:
         del self.checkpoints.flushing[path.name]
         if isinstance(event.error, StorageFull):
             self._wait_for_space(event.error)
-            return self.core.handle(core.CheckpointFailed(at, path.name))
+            self._carrier.post(core.CheckpointFailed(at, path.name), FULL_S)
+            return []
         if event.error is not None:
             raise event.error
         self.checkpoints.seconds.append(event.seconds)
+        self.trouble = None
         if self.core.paths[path.name].running_upto is None:  # else when its step is finished
             self._release(path)
         done = core.CheckpointDone(
@@ -398,7 +398,7 @@ class Performer:
 
     def _to_recompute_from(self) -> dict[str, Version]:
         """Checkpoints of paths without tentative line; empty if replicas are not compared."""
-        durable = self.checkpoints.newest
+        durable = dict(self.checkpoints.newest)  # a checkpoint may be written meanwhile
         excluded = self._tentative if self._compares else durable
         return {name: v for name, v in durable.items() if name not in excluded}
 
@@ -458,7 +458,7 @@ class Performer:
             case core.Wake():
                 self._carrier.post(Woken(), max(0.0, (action.at - self._clock()) / 1e6))
             case core.Checkpoint():
-                version = self.checkpoints.flushing[action.path] = self.versions[action.path]
+                version = self.checkpoints.began(self.versions[action.path])
                 self._carrier.flush(version, action.costs)
             case core.RecoveryDone():
                 self.checkpoints.report(action)

@@ -111,7 +111,9 @@ class Node:
         #: Membership as reported by the controller; None stops the thread that handles it.
         self._statuses: queue.Queue[Mapping[str, InstanceStatus] | None] = queue.Queue()
         self._fingerprints = Fingerprints(os.path.join(str(log.root), "state"))
-        self._workers = ThreadPoolExecutor(3 * max(1, len(fragment.paths)), "step")
+        self._workers = ThreadPoolExecutor(2 * max(1, len(fragment.paths)), "step")
+        #: Threads that write checkpoints, one at a time for each path.
+        self._flushes: list[threading.Thread] = []
         #: Calls to peers: a peer that does not answer delays no other call.
         self._asking = ThreadPoolExecutor(max(1, 2 * len(self._peers)), "ask")
         self.performer = Performer(
@@ -147,7 +149,7 @@ class Node:
         self._stop.set()
         self._events.put(None)
         self._statuses.put(None)
-        for thread in self._threads:
+        for thread in [*self._threads, *self._flushes]:
             thread.join(timeout=30)
         self._asking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=True)
@@ -166,7 +168,7 @@ class Node:
             "fragment": self.fragment.name,
             "epoch": self.log.epoch,
             "failure": str(self.failure) if self.failure else None,
-            "trouble": performer.trouble,
+            "trouble": performer.trouble or performer.checkpoints.trouble,
             "differs": performer.comparison.differences,
             "steps": performer.steps,
             "tentative_steps": performer.tentative_steps,
@@ -203,7 +205,10 @@ class Node:
         self._workers.submit(self._work, work, version)
 
     def flush(self, version: Version, costs: tuple[float, ...]) -> None:
-        self._workers.submit(self._flush, version, costs)
+        # A thread of its own: a disk that does not respond must not hold up steps, nor `stop`.
+        thread = threading.Thread(target=self._flush, args=(version, costs), daemon=True)
+        self._flushes = [other for other in self._flushes if other.is_alive()] + [thread]
+        thread.start()
 
     def ask(self, asked: Postpone, peers: tuple[str, ...]) -> None:
         for peer in peers:

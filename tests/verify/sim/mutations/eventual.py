@@ -301,7 +301,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @mutation("write no checkpoint after one that failed", "bounded", scene="flushes_full")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(durability, "failed", lambda path: [])
+    patch.setattr(durability, "failed", lambda path, at: [])
 
 
 @planted("no record is due because of rows", 164, "bounded")

@@ -19,7 +19,6 @@ from holdfast.core.hosts import (
     StartNode,
     StopNode,
     Unanswered,
-    warms_up,
 )
 from holdfast.core.quarantine import POLICIES, S
 
@@ -162,7 +161,7 @@ def test_a_host_that_was_replaced_terminates() -> None:
 
 
 def test_a_restarted_host_warms_up_only_if_a_recovery_time_is_stated() -> None:
-    assert warms_up(1, has_nodes=True, states_recovery_time=False), "a first start"
-    assert warms_up(2, has_nodes=False, states_recovery_time=False), "a standby"
-    assert not warms_up(2, has_nodes=True, states_recovery_time=False)
-    assert warms_up(2, has_nodes=True, states_recovery_time=True)
+    assert Host.warms_up(1, has_nodes=True, states_recovery_time=False), "a first start"
+    assert Host.warms_up(2, has_nodes=False, states_recovery_time=False), "a standby"
+    assert not Host.warms_up(2, has_nodes=True, states_recovery_time=False)
+    assert Host.warms_up(2, has_nodes=True, states_recovery_time=True)

@@ -21,7 +21,7 @@ from holdfast.clock import monotonic_us
 from holdfast.cluster.host_loop import HostLoop
 from holdfast.cluster.hosted_node import Hosted, Place, patiently
 from holdfast.config import Options
-from holdfast.core.hosts import Host, StartNode, warms_up
+from holdfast.core.hosts import Host, StartNode
 from holdfast.core.membership import process_of
 from holdfast.core.quarantine import EXIT_CODES, kind_of, reason_of
 from holdfast.engine import session
@@ -112,7 +112,7 @@ class _Host:
         assigned = patiently(lambda: chief.call(GetAssignment(self.name)).nodes, stop)
         network = self._place.network
         stated = [network.protection(fragment_of(node)).recovery_time for node in assigned]
-        if warms_up(epoch, has_nodes=bool(assigned), states_recovery_time=any(stated)):
+        if self._core.warms_up(epoch, has_nodes=bool(assigned), states_recovery_time=any(stated)):
             self._warm_up(assigned)
         return epoch
 

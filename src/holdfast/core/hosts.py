@@ -39,13 +39,6 @@ def may_try_again(waited_us: int, *, in_use: bool) -> bool:
     return waited_us <= (3 if in_use else 1) * ORPHANED_US
 
 
-def warms_up(epoch: int, *, has_nodes: bool, states_recovery_time: bool) -> bool:
-    """Whether a process first runs its paths on generated rows. A first start and a standby do; a
-    restarted host with nodes does not, because its waiting buckets warm up the code, unless a
-    recovery time is stated, of which the warm-up is no part."""
-    return epoch == 1 or not has_nodes or states_recovery_time
-
-
 # -- events ---------------------------------------------------------------------------------------
 
 
@@ -164,6 +157,13 @@ class Host:
             name: node.quarantine.condition for name, node in self._nodes.items() if node.ours
         }
         return {name: condition for name, condition in conditions.items() if condition is not None}
+
+    @staticmethod
+    def warms_up(epoch: int, *, has_nodes: bool, states_recovery_time: bool) -> bool:
+        """Whether a process first runs its paths on generated rows. A first start and a standby do;
+        a restarted host with nodes does not, because its waiting buckets warm up the code, unless a
+        recovery time is stated, of which the warm-up is no part."""
+        return epoch == 1 or not has_nodes or states_recovery_time
 
     def handle(self, event: Event) -> list[Action]:
         match event:

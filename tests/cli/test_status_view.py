@@ -228,10 +228,16 @@ def test_steps_of_the_wall_clock_are_shown(
 def test_a_recovery_that_takes_longer_than_stated_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    slow = {"recovery_ms_stated": 2_000, "recovery_ms_last": 19_713, "recovery_ms_predicted": 1_900}
+    slow = {
+        "recovery_ms_stated": 2_000, "recovery_ms_last": 19_713, "recovery_ms_predicted": 1_900,
+        "recovery_ms_fixed": 900,
+    }  # fmt: skip
     late = path("STABLE", now()) | {"footprints": slow}
     text = shown(status(nodes=[node("main", 4712, top=late)]), capsys)
-    assert "node main: the last recovery took 19.7 s; recovery_time is 2 s" in text
+    assert "node main, path top: the last recovery took 19.7 s; recovery_time is 2 s" in text
+    fixed = path("STABLE", now()) | {"footprints": slow | {"recovery_ms_fixed": 2_500}}
+    text = shown(status(nodes=[node("main", 4712, top=fixed)]), capsys)
+    assert "recovery_time is 2 s, but 2.5 s are fixed: state a longer time" in text
     for other in (None, slow | {"recovery_ms_last": None}, slow | {"recovery_ms_stated": None}):
         calm = path("STABLE", now()) | {"footprints": other}
         assert "recovery" not in shown(status(nodes=[node("main", 4712, top=calm)]), capsys)

@@ -3,6 +3,8 @@ and III.A)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.core.eventual_checkpoint import (
@@ -68,7 +70,9 @@ class Node:
                     self.run = action
                 elif isinstance(action, Acknowledge):
                     self.released = action.no_longer_needed
-        return [a for a in actions if isinstance(a, Checkpoint | RecoveryDone)]
+        found = [a for a in actions if isinstance(a, Checkpoint | RecoveryDone)]
+        self.logged_costs = [a.costs for a in found if isinstance(a, Checkpoint)]
+        return [replace(a, costs=()) if isinstance(a, Checkpoint) else a for a in found]
 
     def gets(self, upto: int, rows: int = 1) -> None:
         """Buckets arrive, each with so many rows."""
@@ -100,8 +104,8 @@ class Node:
         return self.take(CheckpointFailed(self.at, "p"))
 
 
-def checkpoint(bucket: int, costs: RecoveryCosts | None = None) -> list[Action]:
-    return [Checkpoint("p", bucket, () if costs is None else costs.body())]
+def checkpoint(bucket: int) -> list[Action]:
+    return [Checkpoint("p", bucket)]
 
 
 # -- beside the steps -----------------------------------------------------------------------------
@@ -159,8 +163,8 @@ def test_a_record_of_a_merge_is_retried() -> None:
     node = Node(targets=Targets(entries=50))
     node.steps(0, entries=60)
     node.gets(1)
-    assert node.done(entries=30) == checkpoint(1, RecoveryCosts())
-    assert node.disk_full() == checkpoint(1, RecoveryCosts())
+    assert node.done(entries=30) == checkpoint(1)
+    assert node.disk_full() == checkpoint(1)
 
 
 # -- at once: the peer of a pair has died ---------------------------------------------------------
@@ -209,17 +213,17 @@ def test_a_state_that_is_being_written_already_is_not_written_twice() -> None:
 def test_rows_make_a_checkpoint_due_before_the_interval_is_over() -> None:
     node = Node(interval=10, targets=Targets(rows=100))
     assert node.steps(3, rows=10) == []
-    assert node.steps(4, rows=90) == checkpoint(4, RecoveryCosts())
+    assert node.steps(4, rows=90) == checkpoint(4)
 
 
 def test_the_interval_is_a_limit_for_eventual_checkpoints_as_well() -> None:
     """Few rows: recovery would be short, but upstream should not retain old inputs for ever."""
     node = Node(interval=10, targets=Targets(rows=10**6), pace=Pace(5_000, 100_000))
     assert node.steps(8) == []
-    assert node.steps(9) == checkpoint(9, RecoveryCosts())
+    assert node.steps(9) == checkpoint(9)
     node.flushed(9)
     assert node.steps(18) == []
-    assert node.steps(19) == checkpoint(19, RecoveryCosts())
+    assert node.steps(19) == checkpoint(19)
 
 
 def test_a_checkpoint_because_of_rows_counts_for_the_interval() -> None:
@@ -227,7 +231,7 @@ def test_a_checkpoint_because_of_rows_counts_for_the_interval() -> None:
     node.steps(4, rows=100)
     node.flushed(4)
     assert node.steps(13) == []
-    assert node.steps(14) == checkpoint(14, RecoveryCosts())
+    assert node.steps(14) == checkpoint(14)
 
 
 def test_without_an_interval_only_the_length_of_a_recovery_matters() -> None:
@@ -240,7 +244,7 @@ def test_iii_a_a_merge_because_of_q_is_named_by_a_record() -> None:
     assert node.steps(0, entries=60) == []
     node.gets(1)
     assert node.run == Run("p", 1, 1, upkeep=Upkeep(merges=True))
-    assert node.done(entries=30) == checkpoint(1, RecoveryCosts())
+    assert node.done(entries=30) == checkpoint(1)
     node.flushed(1, entries=30)
     node.gets(2)
     assert node.run == Run("p", 2, 2, upkeep=Upkeep(merges=False))
@@ -255,7 +259,7 @@ def test_iii_a_a_step_folds_if_recovery_would_read_too_many_rows_again() -> None
     node.done(needs_from=0)
     node.gets(2, rows=1)
     assert node.run == Run("p", 2, 2, upkeep=Upkeep(folds=True))
-    assert node.done(needs_from=3) == checkpoint(2, RecoveryCosts())
+    assert node.done(needs_from=3) == checkpoint(2)
 
 
 def test_without_eventual_checkpoints_steps_do_nothing_for_recovery() -> None:
@@ -289,8 +293,8 @@ def test_the_recovery_is_over_when_the_first_new_bucket_is_committed() -> None:
     node = restarted(upto=14, targets=Targets(recovery_us=2_000_000))
     node.gets(30)
     assert node.done(took_us=300_000) == []
-    (over,) = node.done(took_us=100_000)
-    assert isinstance(over, RecoveryDone)
+    over, logged = node.done(took_us=100_000)
+    assert isinstance(over, RecoveryDone) and [logged] == checkpoint(15), "its costs are logged"
     assert (over.path, over.stated_us) == ("p", 2_000_000)
     assert (over.load_us, over.replay_us) == (80_000, 300_000)
     assert over.took_us == 480_000
@@ -300,7 +304,8 @@ def test_the_recovery_is_over_when_the_first_new_bucket_is_committed() -> None:
 def test_a_recovery_without_a_replay_is_reported_as_well() -> None:
     """The node was stopped after its last record."""
     node = restarted(upto=9, targets=Targets())
-    assert node.steps(10, took_us=100_000) == [RecoveryDone("p", 180_000, None, 80_000, 0)]
+    over = RecoveryDone("p", 180_000, None, 80_000, 0)
+    assert node.steps(10, took_us=100_000) == [over, *checkpoint(10)]
 
 
 def test_a_node_that_starts_for_the_first_time_does_not_recover() -> None:
@@ -322,7 +327,7 @@ def test_the_costs_of_recoveries_are_logged_with_each_record() -> None:
     node = restarted(upto=9, targets=Targets(rows=0))
     control = node.core.paths["p"].eventual
     assert control is not None
-    _, logged = node.steps(10, took_us=100_000)
-    assert isinstance(logged, Checkpoint)
-    assert logged.costs == control.costs.body()
-    assert RecoveryCosts.of(logged.costs).recoveries == 3
+    node.steps(10, took_us=100_000)
+    (logged,) = node.logged_costs
+    assert logged == control.costs.body()
+    assert RecoveryCosts.of(logged).recoveries == 3

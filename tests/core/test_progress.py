@@ -274,10 +274,9 @@ def test_a_checkpoint_whose_inputs_were_released_belongs_to_an_older_copy_of_the
     assert f"resumes from bucket {bucket} and needs 's2' from bucket {needs_from}" in failed.why
 
 
-@pytest.mark.parametrize("recovery", ["checkpoint", "cec"])
-def test_without_a_checkpoint_no_result_is_skipped(recovery: str) -> None:
+def test_eventual_checkpoints_skip_no_result_if_all_are_lost() -> None:
     """Convergent operators, too: upstream does not retain the inputs of unreleased results."""
-    core = Progress([PATH], recovery=recovery)
+    core = Progress([PATH], recovery="cec")
     assert core.handle(opened("s1", 0, 9)) == []
     (failed,) = core.handle(opened("s2", 0, 9))
     assert isinstance(failed, Fail)

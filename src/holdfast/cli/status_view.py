@@ -139,9 +139,9 @@ class _View:
         for part in status.get("unhealthy", ()):
             yield _unhealthy(part)
         for node in status["nodes"]:
-            for path in node.get("paths", {}).values():
+            for name, path in node.get("paths", {}).items():
                 if late := _recovery(path.get("footprints")):
-                    yield f"[yellow]node {node['node']}: {late}[/yellow]"
+                    yield f"[yellow]node {node['node']}, path {escape(name)}: {late}[/yellow]"
         for node, differences in status.get("differs", {}).items():
             for text in differences:
                 yield f"[red]node {node}:[/red] {escape(text)}"
@@ -233,7 +233,10 @@ def _recovery(footprints: dict[str, Any] | None) -> str:
                      f"{footprints['recovery_ms_predicted'] / 1_000:.1f} s")  # fmt: skip
     if not parts:
         return ""
-    return f"{', and '.join(parts)}; recovery_time is {stated_ms / 1_000:g} s"
+    text = f"{', and '.join(parts)}; recovery_time is {stated_ms / 1_000:g} s"
+    if (fixed_ms := footprints["recovery_ms_fixed"]) > stated_ms:
+        text += f", but {fixed_ms / 1_000:.1f} s are fixed: state a longer time"
+    return text
 
 
 def _clock(steps: int, apart_ms: float) -> str:

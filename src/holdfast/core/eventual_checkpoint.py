@@ -13,10 +13,11 @@ q   the more entries the named layers have, and rows the other files, the *exten
 u   the more rows the inputs have since the newest record, which have to be replayed.
 
 A record is due when u exceeds U, or when all layers have become one because q exceeds Q (section
-III.A), or when the predicted time of a recovery exceeds the stated one (`recovery_costs.py`). Files
-become durable beside the steps; at most an interval CI of every period CP is spent on it (section
-III). Windows that stay open for long keep old layers alive: if q exceeds Q, all layers become one.
-None of these limits matters for correctness, only for the time of recovery.
+III.A), or when the predicted time of a recovery exceeds the stated one (`recovery_costs.py`), or
+when a recovery was measured, so that its costs are not lost. Files become durable beside the steps;
+at most an interval CI of every period CP is spent on it (section III). Windows that stay open for
+long keep old layers alive: if q exceeds Q, all layers become one. None of these limits matters for
+correctness, only for the time of recovery.
 
 All footprints of a record are as of the end of one bucket, so the windows need not remember which
 rows they have seen: a replay begins with the bucket after the record, for all of them.
@@ -196,6 +197,8 @@ class EventualCheckpoint:
         self._merging = 0
         #: Layers have become one, and no record names the result.
         self._merged = False
+        #: A recovery was measured, and no record has its costs.
+        self._learned = False
         self._next_us = -(2**62)
         self._publish()
 
@@ -249,7 +252,7 @@ class EventualCheckpoint:
             recovery.replayed(step.rows, step.took_us)
         else:
             self.recovery_us = recovery.finished(step.took_us, self.costs)
-            self.recovery = None
+            self.recovery, self._learned = None, True
         self._publish()
 
     def _merge_further(self) -> None:
@@ -267,14 +270,14 @@ class EventualCheckpoint:
         inputs that the state refers to."""
         if at_us < self._next_us or self.recovery is not None:
             return False
-        if self._merged:
+        if self._merged or self._learned:
             return True
         shortens = self._rows.since(needs_from) < self.replayed
         return shortens and not self._met(self.replayed)
 
     def began(self, at_us: int) -> None:
         """The current state is being made durable."""
-        self._merged = False
+        self._merged = self._learned = False
         self._next_us = at_us + (0 if self.pace is None else self.pace.period_us)
 
     def named(self, at_us: int, record: Named) -> None:

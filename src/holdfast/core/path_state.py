@@ -73,8 +73,10 @@ class PathState:
 
     def begin(self, recovery: str) -> tuple[int, int] | str:
         """Where the path starts: the bucket of its first state, and the first bucket whose results
-        are valid. A text: why it cannot start. Without a checkpoint, results may lack inputs only
-        if consumers have released these results, which `recovery="replay"` guarantees."""
+        are valid. A text: why it cannot start. Without a checkpoint, results whose inputs were
+        deleted are skipped if all operators are convergent: `recovery="replay"` guarantees that
+        consumers have released these results, with `"checkpoint"` they may be a reported loss, and
+        `"cec"` promises that nothing is lost."""
         trimmed_upto = [trimmed for starts, trimmed in self.origins.values() if trimmed >= starts]
         if self.resumed is not None:
             bucket, self.needs_from, self.origin = self.resumed
@@ -84,7 +86,7 @@ class PathState:
         if not trimmed_upto:
             self.needs_from = self.origin
             return self.origin - 1, self.origin
-        if self.plan.convergent and recovery not in ("checkpoint", "cec"):
+        if self.plan.convergent and recovery != "cec":
             bucket = max(trimmed_upto)
             self.needs_from = bucket + 1
             return bucket, bucket + 1 + self.plan.extent

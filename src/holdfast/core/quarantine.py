@@ -118,9 +118,10 @@ POLICIES: Mapping[Kind, Policy] = {
 }  # fmt: skip
 
 NOT_REBUILT = (
-    "restore the folder of the node from a backup; the node restarts automatically. Its storage is "
-    "not rebuilt: with recovery='checkpoint' or 'cec', upstream does not retain the inputs. "
-    "Without a backup its state is lost: start the network from scratch with another --storage"
+    "wait for the restart of the node: it continues from its checkpoint, or from the first bucket "
+    "if none of its inputs was deleted (sources with archive=True). If it fails again, restore its "
+    "folder from a backup; without a backup its state is lost, because with recovery='checkpoint' "
+    "or 'cec' upstream does not retain the inputs: start the network with another --storage"
 )
 
 #: `_LOOPING`: kinds that count as crashes of a crash loop. `_EXTERNAL`: those of them that are not

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import Self
 
 #: Costs before anything was measured.
-_ENTRY_US, _ROW_US, _FIXED_US = 5.0, 2.0, 500_000.0
+_ENTRY_US, _ROW_US, _FIXED_US = 5.0, 2.0, 1_000_000.0
 #: Weight of a new measurement among the earlier ones, at least.
 _WEIGHT = 0.3
 #: The same for a step among many.
-_STEP_WEIGHT = 0.05
-#: A step with fewer rows tells little about the cost of each.
-_STEP_ROWS_MIN = 1_000
+_STEP_WEIGHT = 0.1
 #: The same for the rows and entries of a recovery.
 _COUNT_MIN = 10_000
 #: Shortest time for a row or an entry that is assumed, so that their number stays limited.
@@ -48,7 +46,7 @@ class RecoveryCosts:
 
     def stepped(self, rows: int, took_us: int) -> None:
         """A normal step was measured."""
-        if self.recoveries == 0 and rows >= _STEP_ROWS_MIN:
+        if self.recoveries == 0 and rows:
             self.row_us += _STEP_WEIGHT * (took_us / rows - self.row_us)
 
     def recovered(

@@ -68,7 +68,8 @@ class Checkpoints:
 
     def _find(self, path: Path) -> tuple[Version, RecoveryCosts] | None:
         plan = self._engine.plan_hash(path)
-        for bucket, body in reversed(self._log.states(path.name)):
+        records = self._log.states(path.name)
+        for bucket, body in reversed(records):
             version = Version.of(path.name, bucket, body)
             if version.plan != plan:
                 raise HoldfastError(
@@ -79,9 +80,13 @@ class Checkpoints:
             try:
                 self._engine.check(version)
             except LogError as err:
-                _log.warning("node %s: the checkpoint at bucket %s is unusable, trying an older "
-                             "one: %s; check the disk", self._node, bucket, err)  # fmt: skip
                 self.damaged.append((version, str(err)))
+                instead = "an older one is tried" if bucket != records[0][0] else (
+                    "there is no older one, so that all buckets are computed again, if no input "
+                    "was deleted"
+                )  # fmt: skip
+                _log.warning("node %s: the checkpoint at bucket %s is unusable; %s: %s; check the "
+                             "disk", self._node, bucket, instead, err)  # fmt: skip
                 continue
             self.newest[path.name] = version
             return version, RecoveryCosts.of(body.get("costs", ()))
@@ -97,7 +102,7 @@ class Checkpoints:
         """A checkpoint that takes very long; its path goes on without it."""
         now = self._clock()
         for path in list(self.flushing):
-            if (took_us := now - self._since[path]) > SLOW_US:
+            if (took_us := now - self._since.get(path, now)) > SLOW_US:
                 return (
                     f"the checkpoint of path {path!r} has been written for "
                     f"{took_us // 1_000_000} s: the disk is slow or does not respond"
@@ -130,9 +135,10 @@ class Checkpoints:
     def report(self, recovery: core.RecoveryDone) -> None:
         """Warn if a recovery took longer than stated."""
         if recovery.stated_us is not None and recovery.took_us > recovery.stated_us:
+            rest_us = recovery.took_us - recovery.load_us - recovery.replay_us
             _log.warning(
                 "node %s: path %s recovered in %.1f s, stated are %.1f s: reading the state took "
-                "%.1f s, replaying %.1f s; a smaller checkpoint_buckets shortens only the replay",
+                "%.1f s, replaying %.1f s, the rest %.1f s; checkpoints shorten only the replay",
                 self._node, recovery.path, recovery.took_us / 1e6, recovery.stated_us / 1e6,
-                recovery.load_us / 1e6, recovery.replay_us / 1e6,
+                recovery.load_us / 1e6, recovery.replay_us / 1e6, rest_us / 1e6,
             )  # fmt: skip

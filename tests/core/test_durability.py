@@ -272,9 +272,9 @@ def test_without_eventual_checkpoints_steps_do_nothing_for_recovery() -> None:
 # -- recovery -------------------------------------------------------------------------------------
 
 
-def restarted(upto: int, **options: object) -> Node:
+def restarted(upto: int, recoveries: int = 2, **options: object) -> Node:
     """The newest record is after bucket 9; results up to bucket `upto` are in the log."""
-    costs = RecoveryCosts(entry_us=4.0, row_us=3.0, fixed_us=200_000, recoveries=2)
+    costs = RecoveryCosts(entry_us=4.0, row_us=3.0, fixed_us=200_000, recoveries=recoveries)
     recovered = Recovered(upto, entries=20_000, load_us=80_000, costs=costs)
     return Node(resumed=9, recovered=recovered, **options)  # type: ignore[arg-type]
 
@@ -306,6 +306,12 @@ def test_a_recovery_without_a_replay_is_reported_as_well() -> None:
     node = restarted(upto=9, targets=Targets())
     over = RecoveryDone("p", 180_000, None, 80_000, 0)
     assert node.steps(10, took_us=100_000) == [over, *checkpoint(10)]
+
+
+def test_later_recoveries_are_logged_with_the_next_record() -> None:
+    node = restarted(upto=9, targets=Targets(), recoveries=3)
+    (over,) = node.steps(10, took_us=100_000)
+    assert isinstance(over, RecoveryDone)
 
 
 def test_a_node_that_starts_for_the_first_time_does_not_recover() -> None:

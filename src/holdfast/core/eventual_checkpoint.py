@@ -14,10 +14,10 @@ u   the more rows the inputs have since the newest record, which have to be repl
 
 A record is due when u exceeds U, or when all layers have become one because q exceeds Q (section
 III.A), or when the predicted time of a recovery exceeds the stated one (`recovery_costs.py`), or
-when a recovery was measured, so that its costs are not lost. Files become durable beside the steps;
-at most an interval CI of every period CP is spent on it (section III). Windows that stay open for
-long keep old layers alive: if q exceeds Q, all layers become one. None of these limits matters for
-correctness, only for the time of recovery.
+when one of the first recoveries was measured, so that its costs are not lost. Files become durable
+beside the steps; at most an interval CI of every period CP is spent on it (section III). Windows
+that stay open for long keep old layers alive: if q exceeds Q, all layers become one. None of these
+limits matters for correctness, only for the time of recovery.
 
 All footprints of a record are as of the end of one bucket, so the windows need not remember which
 rows they have seen: a replay begins with the bucket after the record, for all of them.
@@ -74,6 +74,9 @@ _ROWS_MAX = 1_000_000
 #: longer than stated.
 _REPLAY_SHARE = 0.1
 _PACE = Pace()
+#: The costs of so many first recoveries are logged at once, those of later ones with a record that
+#: is due for another reason.
+_LEARNED = 3
 #: Layers are merged again if they have this many times as many entries as would be left.
 _MERGED_AGAIN = 1.25
 #: Steps in which all layers should have become one.
@@ -197,7 +200,7 @@ class EventualCheckpoint:
         self._merging = 0
         #: Layers have become one, and no record names the result.
         self._merged = False
-        #: A recovery was measured, and no record has its costs.
+        #: One of the first recoveries was measured, and no record has its costs.
         self._learned = False
         self._next_us = -(2**62)
         self._publish()
@@ -252,7 +255,7 @@ class EventualCheckpoint:
             recovery.replayed(step.rows, step.took_us)
         else:
             self.recovery_us = recovery.finished(step.took_us, self.costs)
-            self.recovery, self._learned = None, True
+            self.recovery, self._learned = None, self.costs.recoveries <= _LEARNED
         self._publish()
 
     def _merge_further(self) -> None:

@@ -121,7 +121,9 @@ def _captions(result: dict[str, Any]) -> list[str]:
         captions.append(
             f"{of.get('what', 'crash')}, recovery stated {stated}: {of['within']} of "
             f"{of['crashes']} within, median {statistics.median(of['recovery_s']):.2f} s, "
-            f"predicted {statistics.median(of['predicted_s']):.2f} s"
+            f"predicted {statistics.median(of['predicted_s']):.2f} s (error: median "
+            f"{of['error_median']:.0%}"
+            + (f", 90th percentile {of['error_p90']:.0%})" if "error_p90" in of else ")")
             + (f", pause {statistics.median(of['pause_s']):.1f} s" if "pause_s" in of else "")
         )
     return captions

@@ -236,7 +236,7 @@ def releasing(patch: pytest.MonkeyPatch, change: Callable[[Checkpoints], None]) 
     patch.setattr(Performer, "_release", release)
 
 
-@planted("delete the files of a version that is being made durable", 194)
+@planted("delete the files of a version that is being made durable", 30)
 def _(patch: pytest.MonkeyPatch) -> None:
     releasing(patch, lambda checkpoints: setattr(checkpoints, "flushing", {}))
 

@@ -14,7 +14,10 @@ STATIC = {
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "200",
     "spark.sql.ui.retainedExecutions": "5",
-    "spark.cleaner.periodicGC.interval": "2min",
+    # Stops the JVM for a tenth of a second, in a step.
+    "spark.cleaner.periodicGC.interval": "10min",
+    # Over TCP, some tasks wait 40 ms for a delayed acknowledgement.
+    "spark.python.unix.domain.socket.enabled": "true",
     "spark.speculation": "false",
     "spark.dynamicAllocation.enabled": "false",
     "spark.scheduler.mode": "FAIR",

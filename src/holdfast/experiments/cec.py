@@ -27,7 +27,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     sessions = session.start(Options(master="local[2]", memory="2g"))
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-cec-") as folder:
-            base = baseline(sessions, folder, *((3, 20) if quick else (5, 60)), say)
+            base = baseline(sessions, folder, *((3, 20) if quick else (5, 200)), say)
             swept = sweep(sessions, folder, *((3, 10) if quick else (5, 20)), say)
             stated = objectives(sessions, folder, 10 if quick else 100, say)
             whole = whole_state(sessions, folder, *((50, 2) if quick else (100, 5)), say)

@@ -46,6 +46,7 @@ def tuned_settings(jar: str | None) -> dict[str, str]:
         "spark.ui.retainedTasks": "200",
         "spark.locality.wait": "0",
         "spark.cleaner.periodicGC.interval": "10min",
+        "spark.python.unix.domain.socket.enabled": "true",
         "spark.driver.extraJavaOptions": "-Xms2g -XX:+UseParallelGC",
         f"{STREAMING}.checkpointFileManagerClass": _FILE_MANAGER,
         f"{STREAMING}.checkpoint.fileChecksum.enabled": "false",

@@ -1,8 +1,8 @@
 """Steps of a count window over prepared buckets, with an output log and one form of recovery.
 
-The node runs in this process, without transport: engine, output log (flushed), and eventual
-checkpoints as in production (`core/eventual_checkpoint.py`, `node/checkpoints.py`), or checkpoints
-every so many buckets, or none. A crash forgets everything but the files.
+The node runs in this process, without transport: engine, output log (flushed), and checkpoints as
+in production (`core/durability.py`, `node/checkpoints.py`): eventual ones, or one in so many
+buckets, or none. A crash forgets everything but the files.
 
 The workload is that of the paper (section IV): items with an id, a price and a time, of 100 bytes;
 the mean price of windows of so many items of each id.
@@ -25,9 +25,11 @@ import pyarrow as pa
 
 import holdfast as hf
 from holdfast.clock import monotonic_us
-from holdfast.core.eventual_checkpoint import Named, Settings, Stepped
-from holdfast.core.job_size import JobLimits, JobSize
-from holdfast.core.progress_events import Run
+from holdfast.core import durability
+from holdfast.core.eventual_checkpoint import Settings
+from holdfast.core.job_size import JobLimits
+from holdfast.core.path_state import path_state
+from holdfast.core.progress_events import Checkpoint, CheckpointDone, Run, StepDone
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import Results
 from holdfast.engine.layers import LayerName, merge_layers
@@ -38,10 +40,10 @@ from holdfast.errors import HoldfastError
 from holdfast.experiments.growth_bench import InputFolder
 from holdfast.model.fragments import fragments
 from holdfast.node.checkpoints import Checkpoints
+from holdfast.node.plans import plan_of
 from holdfast.storage import Log
 from holdfast.storage.rows import TIMESTAMP
 from holdfast.streams.soutput import SOutput
-from holdfast.types import NO_UPKEEP
 
 WIDTH_US = 100_000
 OUTPUT = "means"
@@ -130,7 +132,7 @@ class Bench:
         #: it has returned.
         self._thread: threading.Thread | None = None
         self._flushing: list[Version] = []
-        self._named: list[tuple[Version, Named]] = []
+        self._done: list[CheckpointDone] = []
         self.engine = self._engine()
         self.open()
 
@@ -145,11 +147,17 @@ class Bench:
         self.soutput.valid_from[self.path.name] = 0
         self.checkpoints = Checkpoints("main", log, self.engine, monotonic_us, self.form.settings)
         version = self.checkpoints.recover(self.path)
-        self.control = self.checkpoints.eventual.get(self.path.name)
         self.engine.recovered([] if version is None else [version])
         if not log.has(OUTPUT):
             log.open_stream(OUTPUT, self.engine.schema(OUTPUT), self.engine.time(OUTPUT), 0)
         self.version = version or self.engine.empty(self.path, -1)
+        plan = plan_of(self.path, self.network, "main", ())
+        resumed = None if version is None else (version.bucket, version.needs_from, 0)
+        self.state = path_state(plan, resumed, "main", 0, JobLimits())
+        self.state.origins = {"items": (0, -1)}
+        self.state.begin("cec")
+        self.state.position = self.version.bucket
+        self.control = self.state.eventual = self.checkpoints.eventual.get(self.path.name)
 
     @property
     def bucket(self) -> int:
@@ -191,14 +199,10 @@ class Bench:
 
     def step(self, hi: int) -> float:
         """Run up to the end of a bucket. Returns the seconds until the results were durable."""
-        self._take_named()
-        work = Run(self.path.name, self.version.bucket + 1, hi)
-        files = self.inputs.files("items", work.lo, hi)
-        rows = {file.bucket: file.rows for file in files}
-        upkeep, control = NO_UPKEEP, self.control
-        if control is not None:
-            coming = sum(rows.values())
-            upkeep = control.upkeep(monotonic_us(), self.version.needs_from, coming)
+        self._take_done()
+        work, state = Run(self.path.name, self.version.bucket + 1, hi), self.state
+        state.waiting = self._waiting(work.lo, hi)
+        upkeep = durability.upkeep(state, hi, monotonic_us())
         began, done = time.perf_counter(), []
 
         def on_results(results: Results) -> None:
@@ -221,57 +225,63 @@ class Bench:
             self.rewritten += rewritten
             self.merged_at.append(hi)
         took_us = int(1e6 * (time.perf_counter() - began))
-        self._take_named()
-        is_due = bool(self.form.every) and self.since_checkpoint >= self.form.every
-        if control is not None:
-            entries, keys, layered = (
-                self.version.entries(), self.version.keys(), self.version.layered(),
-            )  # fmt: skip
-            control.stepped(Stepped(hi, rows, entries, keys, took_us, layered))
-            is_due = control.is_due(monotonic_us(), self.version.needs_from)
-        if is_due and self._thread is None:
-            self._begin_checkpoint()
+        self._take_done()
+        rows = state.take_waiting(hi)
+        state.position, state.needs_from = hi, self.version.needs_from
+        stepped = StepDone(
+            monotonic_us(), self.path.name, hi, state.needs_from, hi,
+            self.version.entries(), self.version.keys(), took_us, self.version.layered(),
+        )  # fmt: skip
+        for action in durability.after_step(state, stepped, rows, self.form.every):
+            if isinstance(action, Checkpoint):
+                self._begin_checkpoint(action.costs)
         newest = self.checkpoints.newest.values()
         self.engine.release(self.path, [self.version, *self._flushing, *newest])
         return (done[-1] if done else time.perf_counter()) - began
 
+    def _waiting(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
+        """Bucket, rows and bytes of the inputs."""
+        files = self.inputs.files("items", lo, hi)
+        return [(file.bucket, file.rows, os.path.getsize(file.path)) for file in files]
+
     # -- checkpoints, beside the steps -------------------------------------------------------------
 
-    def _begin_checkpoint(self) -> None:
-        costs: tuple[float, ...] = ()
-        if self.control is not None:
-            self.control.began(monotonic_us())
-            costs = self.control.costs.body()
+    def _begin_checkpoint(self, costs: tuple[float, ...]) -> None:
         self.named_at.append(self.bucket)
         self._flushing = [self.version]
         run = self._copy if self.form.kind == "full" else partial(self._flush, costs)
         self._thread = threading.Thread(target=run, args=(self.version,))
         self._thread.start()
 
-    def _take_named(self) -> None:
+    def _take_done(self) -> None:
         """Use the checkpoint that was written beside the last steps."""
         if self._thread is None or self._thread.is_alive():
             return
         self._thread.join()
         self._thread, self._flushing = None, []
-        if not self._named:
+        if not self._done:
             raise HoldfastError("the checkpoint has failed")
-        version, named = self._named.pop()
-        self.checkpoint_us += named.took_us
-        self.durable_entries += named.new_entries
-        if self.control is not None:
-            self.control.named(monotonic_us(), named)
-        assert version.bucket <= self.bucket
+        event = self._done.pop()
+        self.checkpoint_us += event.took_us
+        self.durable_entries += event.new_entries
+        assert not durability.done(self.state, event), "nothing asks for a checkpoint at once"
+
+    def _report(self, version: Version, entries: int, new_entries: int, began_us: int) -> None:
+        now_us = monotonic_us()
+        self._done.append(
+            CheckpointDone(
+                now_us, version.path, version.bucket, version.needs_from, entries, new_entries,
+                now_us - began_us,
+            )
+        )  # fmt: skip
 
     def _flush(self, costs: tuple[float, ...], version: Version) -> None:
         newest = self.checkpoints.newest.get(version.path)
         durable = set() if newest is None else {*newest.files()}
         began_us = monotonic_us()
         new_entries = self.checkpoints.write(version, costs)
-        took_us = monotonic_us() - began_us
+        self._report(version, version.entries(), new_entries, began_us)
         self.durable_bytes += self._bytes({*version.files()} - durable)
-        named = Named(version.needs_from, version.entries(), new_entries, took_us)
-        self._named.append((version, named))
 
     def _copy(self, version: Version) -> None:
         """Write the complete state to new files, in a job beside the steps."""
@@ -298,9 +308,8 @@ class Bench:
         if before is not None:
             for file in before.files():
                 os.unlink(os.path.join(self.engine.folder, file))
+        self._report(version, new_entries, new_entries, began_us)
         self.durable_bytes += self._bytes(self.checkpoints.newest[version.path].files())
-        took_us = monotonic_us() - began_us
-        self._named.append((version, Named(version.needs_from, new_entries, new_entries, took_us)))
 
     def _bytes(self, files: Iterable[str]) -> int:
         return sum(os.path.getsize(os.path.join(self.engine.folder, file)) for file in files)
@@ -317,7 +326,7 @@ class Bench:
         for thread in (self._thread, self.engine.merging.thread):
             if thread is not None:
                 thread.join()
-        self._take_named()
+        self._take_done()
 
     def recover(self) -> Recovery:
         """Recover from a crash, until the first bucket after it is committed."""
@@ -325,14 +334,10 @@ class Bench:
         self.open()
         opened = time.perf_counter()
         entries = self.version.entries()
-        upto, size = self.committed, JobSize(JobLimits())
+        upto, size = self.committed, self.state.job_size
         replayed = self.bucket
         while self.bucket < upto:
-            waiting = [
-                (file.bucket, file.rows, os.path.getsize(file.path))
-                for file in self.inputs.files("items", self.bucket + 1, upto)
-            ]
-            hi = size.last(waiting, self.bucket, upto)
+            hi = size.last(self._waiting(self.bucket + 1, upto), self.bucket, upto)
             size.fitted(hi - self.bucket)
             self.step(hi)
         regained = time.perf_counter()

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import holdfast as hf
 from holdfast.cli.main import main
+from holdfast.cli.show import show_network
 from holdfast.experiments import EXPERIMENTS
 
 GOOD = """
@@ -97,3 +99,21 @@ def test_version_and_experiment_list_are_printed(capsys: pytest.CaptureFixture[s
     assert main(["experiment", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
+
+
+def test_eventual_checkpoints_are_a_choice_of_a_fragment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "app.py").write_text(GOOD)
+    assert main(["run", str(tmp_path / "app.py"), "--recovery", "cec"]) == 2
+    assert "net.protect('main', recovery='cec')" in capsys.readouterr().err
+
+
+def test_check_shows_the_options_of_protect(capsys: pytest.CaptureFixture[str]) -> None:
+    net = hf.Network("net")
+    net.protect("main", recovery="cec", recovery_time="2s")
+    net.protect("edge")
+    show_network(net, compiled=None)
+    out = capsys.readouterr().out
+    assert "fragment main: recovery='cec', recovery_time='2s'\n" in out
+    assert "fragment edge: options of protect are the defaults\n" in out

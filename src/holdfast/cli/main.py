@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--recovery",
-        choices=("replay", "checkpoint"),
+        metavar="{replay,checkpoint}",
         default="replay",
         help="replay: upstream retains the rows from which a node that lost its storage is "
         "rebuilt; checkpoint: upstream retains only the rows after the newest checkpoint, and lost "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from holdfast.config import duration_text
+from holdfast.model.protection import Protection
 from holdfast.verify.checkers import write_json
 
 NOT_CONVERGENT = "not convergent"
@@ -36,6 +38,16 @@ def show_network(network: Any, compiled: Any) -> None:
         console.print(
             f"output {op.name}: {limit}, loss at most {contract.loss:g}, order {contract.order}"
         )
+    for fragment, protection in network.protections.items():
+        console.print(f"fragment {fragment}: {_stated(protection)}", markup=False, highlight=False)
+
+
+def _stated(protection: Protection) -> str:
+    """The options that differ from their defaults."""
+    held = ((option.name, getattr(protection, option.name)) for option in fields(protection))
+    usual = Protection()
+    stated = [f"{name}={value!r}" for name, value in held if value != getattr(usual, name)]
+    return ", ".join(stated) or "options of protect are the defaults"
 
 
 def contract_word(contract: dict[str, Any]) -> str:

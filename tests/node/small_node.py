@@ -291,7 +291,17 @@ def expected(
     }
 
 
-def runs_with_crashes(node: SmallNode) -> int:
+def check_crashes(node: SmallNode, wanted: dict[str, dict[int, list[str]]]) -> None:
+    """Crashes and failed steps change no result, and leave no files behind."""
+    crashes = _runs_with_crashes(node)
+    assert node.results() == wanted and all(wanted.values())
+    assert crashes >= 1
+    assert node.state_files() == node.files_named()
+    node.crash(power=True)
+    assert node.state_files() == (set(node.record.files()) if node.record else set())
+
+
+def _runs_with_crashes(node: SmallNode) -> int:
     """Anything may happen, until all results are logged. Returns the number of crashes."""
     rng, crashes = node.rng, 0
     while not node.is_complete:

@@ -25,7 +25,7 @@ from holdfast.verify.sim.simulated_disk import Crashed
 from tests.engine.test_layers import sessions
 from tests.node.damage import DAMAGE
 from tests.node.small_engine import DDL, ArrowStep, rows_of
-from tests.node.small_node import SmallNode, Upstream, expected, runs_with_crashes
+from tests.node.small_node import SmallNode, Upstream, check_crashes, expected
 
 BUCKETS = 30
 CEC: list[dict[str, Any]] = [
@@ -92,12 +92,7 @@ def test_crashes_and_failed_steps_change_no_result(seed: int, tmp_path: Path) ->
     limits = CEC[seed % 4] if seed % 5 else {"recovery": "checkpoint"}
     interval = 4 if seed % 5 == 0 or seed % 4 == 2 else 0
     node = node_at(tmp_path / "node", seed, upstream, checkpoint_buckets=interval, **limits)
-    crashes = runs_with_crashes(node)
-    assert node.results() == wanted and all(wanted.values())
-    assert crashes >= 1
-    assert node.state_files() == node.files_named()
-    node.crash(power=True)
-    assert node.state_files() == (set(node.record.files()) if node.record else set())
+    check_crashes(node, wanted)
 
 
 def test_the_machine_dies_in_each_change_of_a_checkpoint(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from holdfast.model.network import Network
 from holdfast.storage.rows import TIMESTAMP
 from tests.node.damage import DAMAGE
 from tests.node.small_engine import DDL, ROWS, ArrowStep, rows_of
-from tests.node.small_node import SmallNode, Upstream, expected, runs_with_crashes
+from tests.node.small_node import SmallNode, Upstream, check_crashes, expected
 
 BUCKETS = 24
 LIMITS: list[dict[str, Any]] = [
@@ -101,12 +101,7 @@ def test_crashes_and_failed_steps_change_no_result(seed: int, tmp_path: Path) ->
     limits = LIMITS[seed % 4] if seed % 5 else {"recovery": "checkpoint"}
     interval = 4 if seed % 5 == 0 or seed % 4 == 3 else 0
     node = node_at(tmp_path / "node", seed, upstream, checkpoint_buckets=interval, **limits)
-    crashes = runs_with_crashes(node)
-    assert node.results() == wanted and all(wanted.values())
-    assert crashes >= 1
-    assert node.state_files() == node.files_named()
-    node.crash(power=True)
-    assert node.state_files() == (set(node.record.files()) if node.record else set())
+    check_crashes(node, wanted)
 
 
 def test_a_node_without_a_checkpoint_computes_everything_again(tmp_path: Path) -> None:

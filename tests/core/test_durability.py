@@ -167,6 +167,21 @@ def test_a_record_of_a_merge_is_retried() -> None:
     assert node.disk_full() == checkpoint(1)
 
 
+def test_a_state_that_was_discarded_is_not_retried() -> None:
+    """Its files may be deleted. The path is rebuilt from the older checkpoint's inputs, and the
+    next step asks for a checkpoint."""
+    node = Node(interval=2, recovery="checkpoint")
+    node.steps(1)
+    path = node.core.paths["p"]
+    path.consistency.forgotten = True
+    assert node.disk_full() == []
+    path.consistency.forgotten = False
+    path.rebuilds, path.running_upto = True, 2
+    assert node.disk_full() == [], "being rebuilt"
+    path.running_upto = None
+    assert node.disk_full() == checkpoint(1)
+
+
 # -- at once: the peer of a pair has died ---------------------------------------------------------
 
 

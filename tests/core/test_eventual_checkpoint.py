@@ -34,10 +34,15 @@ class Operator:
         self.control = EventualCheckpoint(Settings(targets, pace), recovered)
         self.bucket = -1
 
-    def step(self, rows: int = 0, entries: int = 0, open_: int = 0, took_us: int = 0) -> None:
+    def step(
+        self, rows: int = 0, entries: int = 0, open_: int = 0, took_us: int = 0, *,
+        merging: bool = False,
+    ) -> None:  # fmt: skip
         self.bucket += 1
         rows_of = {self.bucket: rows}
-        self.control.stepped(Stepped(self.bucket, rows_of, entries, open_, took_us, entries))
+        self.control.stepped(
+            Stepped(self.bucket, rows_of, entries, open_, took_us, entries, merging)
+        )
 
     def is_due(self, at_us: int = 0) -> bool:
         return self.control.is_due(at_us, self.bucket + 1)
@@ -190,6 +195,26 @@ def test_iii_a_a_merge_beside_the_steps_is_requested_until_a_step_uses_it() -> N
     assert operator.is_due() and operator.upkeep() == Upkeep(merges=False)
 
 
+def test_iii_a_merges_beside_the_steps_may_take_long() -> None:
+    """Several partitions, one after the other, each for longer than steps may take to merge."""
+    operator, entries = Operator(Targets(entries=100)), 150
+    for merged in (20, 20, 20):
+        for _ in range(50):
+            operator.step(entries=entries, open_=50, merging=True)
+            assert operator.upkeep() == Upkeep(merges=True)
+        entries -= merged
+    operator.step(entries=entries, open_=50)
+    assert operator.is_due() and operator.upkeep() == Upkeep(merges=False)
+
+
+def test_iii_a_a_merge_while_q_is_not_exceeded_makes_no_record_due() -> None:
+    """Few keys change all the time: the steps merge their layers, level by level."""
+    operator = Operator(Targets(entries=1_000))
+    for step in range(100):
+        operator.step(entries=100 if step % 2 else 50, open_=10)
+        assert not operator.is_due()
+
+
 def test_a_record_from_before_the_merge_does_not_shorten_the_extent() -> None:
     operator = Operator(Targets(entries=100))
     operator.step(entries=110, open_=50)
@@ -224,10 +249,13 @@ def test_iii_a_layers_without_obsolete_entries_are_not_merged() -> None:
 
 
 def test_iii_a_rows_of_other_files_cannot_be_merged_away() -> None:
-    """They count among the entries that recovery reads."""
+    """They count among the entries that recovery reads. If they are more than Q, a merge hardly
+    helps."""
     control = EventualCheckpoint(Settings(Targets(entries=100), pace=None))
-    control.stepped(Stepped(0, {}, entries=1_050, open=45, took_us=0, layered=50))
+    control.stepped(Stepped(0, {}, entries=1_050, open=15, took_us=0, layered=25))
     assert not control.upkeep(0, 1, 0).merges
+    control.stepped(Stepped(1, {}, entries=1_050, open=15, took_us=0, layered=26))
+    assert control.upkeep(0, 1, 0).merges
 
 
 def test_iii_a_a_merge_that_does_not_help_is_tried_again_when_layers_have_grown() -> None:
@@ -311,7 +339,7 @@ def test_iii_the_pause_is_no_matter_of_correctness() -> None:
 
 
 def costs(entry_us: float = 100.0, row_us: float = 1.0, fixed_us: float = 100_000) -> RecoveryCosts:
-    return RecoveryCosts(entry_us, row_us, fixed_us, recoveries=1)
+    return RecoveryCosts(entry_us, row_us, fixed_us, recoveries=1, replays=1)
 
 
 def test_iii_a_a_record_is_due_before_the_predicted_recovery_takes_too_long() -> None:
@@ -346,6 +374,17 @@ def test_iii_a_an_unattainable_recovery_time_leaves_a_tenth_for_replaying(
     assert operator.is_due()
 
 
+def test_iii_a_a_slow_step_leaves_a_tenth_for_replaying() -> None:
+    """Any replay takes longer than all that is left, so that a few rows less do not help."""
+    operator = Operator(Targets(recovery_us=5_000 * MS))
+    operator.control.costs = costs(fixed_us=2_000 * MS)
+    operator.control.costs.step_us = 2_000 * MS
+    operator.step(rows=500_000)
+    assert not operator.is_due()
+    operator.step(rows=1)
+    assert operator.is_due()
+
+
 def test_with_a_stated_recovery_time_records_do_not_wait_for_each_other() -> None:
     operator = Operator(Targets(recovery_us=1_000 * MS), pace=None)
     operator.control.costs = costs()
@@ -374,6 +413,7 @@ def test_the_replay_and_the_first_new_bucket_are_steps_of_their_own() -> None:
     control = EventualCheckpoint(Settings(Targets()), recovered(8))
     assert [control.last(3, hi) for hi in (6, 8, 20)] == [6, 8, 8]
     assert control.last(8, 20) == 9, "the other buckets have arrived since the crash"
+    assert control.last(9, 20) == 10, "inputs that have ended: no results are logged after bucket 8"
     assert EventualCheckpoint(Settings(Targets())).last(3, 20) == 20
 
 

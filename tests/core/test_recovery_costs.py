@@ -55,6 +55,31 @@ def test_few_rows_can_lower_the_cost_of_a_row() -> None:
     assert costs.row_us < 5
 
 
+def test_few_rows_that_take_less_than_the_next_bucket_are_not_free() -> None:
+    costs = RecoveryCosts(row_us=20.0)
+    for _ in range(5):
+        costs.recovered(0, rows=50, load_us=0, replay_us=400_000, all_us=850_000, next_us=450_000)
+    assert costs.row_us == 20.0
+    costs.recovered(0, rows=100_000, load_us=0, replay_us=400_000, all_us=850_000, next_us=450_000)
+    assert costs.row_us == 4.0, "at most"
+
+
+def test_steps_are_measured_until_a_recovery_has_replayed_rows() -> None:
+    costs = RecoveryCosts()
+    for _ in range(5):
+        costs.stepped(rows=10, took_us=800_000)
+    costs.recovered(0, rows=0, load_us=0, replay_us=0, all_us=450_000, next_us=450_000)
+    costs = RecoveryCosts.of(costs.body())
+    for _ in range(200):
+        costs.stepped(rows=100_000, took_us=300_000)
+    assert costs.row_us == pytest.approx(3.0, rel=0.01)
+    costs.recovered(
+        0, rows=200_000, load_us=0, replay_us=600_000, all_us=1_000_000, next_us=200_000
+    )
+    costs.stepped(rows=10, took_us=800_000)
+    assert costs.row_us == pytest.approx(2.0)
+
+
 def test_no_measurement_makes_rows_or_entries_free() -> None:
     costs = RecoveryCosts()
     costs.recovered(entries=100_000, rows=100_000, load_us=0, replay_us=0, all_us=100)

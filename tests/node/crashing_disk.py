@@ -110,6 +110,10 @@ class CrashingDisk(OsDisk):
             path = os.path.dirname(path)
             self._sync_names(path)
 
+    def lose(self, path: str) -> None:
+        """The content of the file is not durable after all."""
+        self._content.discard(path)
+
     def _sync_names(self, folder: str) -> None:
         self._names.update(os.path.join(folder, name) for name in os.listdir(folder))
 

@@ -40,6 +40,8 @@ class Upstream:
         #: Last bucket that was deleted, by stream.
         self.trimmed = dict.fromkeys(tables, -1)
         self.produced = dict.fromkeys(tables, -1)
+        #: All buckets are there, and no more will follow.
+        self.has_ended = False
 
     def rows(self, lo: int, hi: int) -> int:
         """The number of rows of the buckets lo..hi."""
@@ -49,14 +51,18 @@ class Upstream:
     def delivery(self, stream: str, since: int, upto: int, *, opens: bool) -> Delivery:
         trimmed = self.trimmed[stream]
         assert since > trimmed, f"{stream} from bucket {since}, deleted up to {trimmed}"
+        upto = self.buckets - 1 if self.has_ended else upto
         held = {b: t for b, t in self.tables[stream].items() if since <= b <= upto}
         made = self.produced[stream] = max(upto, self.produced[stream])
-        info = StreamInfo(stream, DDL, "ts", 0, made, trimmed, 1) if opens else None
+        info = StreamInfo(stream, DDL, "ts", 0, made, trimmed, 1, ended=self.has_ended)
         segments = tuple(
             Segment(SegmentId(stream, 0, b), Stability.STABLE, "", t.num_rows, "", 0, 1, 1)
             for b, t in held.items()
         )
-        return Delivery(stream, since, upto, 1, segments, tables=tuple(held.values()), info=info)
+        return Delivery(
+            stream, since, upto, 1, segments, tables=tuple(held.values()),
+            info=info if opens else None, ended=self.has_ended,
+        )  # fmt: skip
 
     def files(self, stream: str, folder: Path) -> list[InputFile]:
         """All rows as files, for an engine without a node."""
@@ -154,8 +160,9 @@ class SmallNode:
 
     def _receive(self, stream: str, since: int, upto: int, *, opens: bool = False) -> None:
         if opens or since <= upto:
-            self._received[stream] = upto
-            self.performer.receive(self.upstream.delivery(stream, since, upto, opens=opens))
+            delivery = self.upstream.delivery(stream, since, upto, opens=opens)
+            self._received[stream] = delivery.upto
+            self.performer.receive(delivery)
 
     def steps(self) -> None:
         """The step under way ends, without the performer knowing."""

@@ -8,6 +8,8 @@ same as those of a run without any of this.
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 
 from holdfast.config import Options
 from holdfast.engine import engine, layers
-from holdfast.errors import LogCorrupted, StorageLost
+from holdfast.errors import LogCorrupted, LogError, StorageLost
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network
 from holdfast.verify.sim.simulated_disk import Crashed
@@ -247,3 +249,84 @@ def test_damage_while_the_node_runs_gives_no_wrong_result(seed: int, tmp_path: P
             assert buckets == {b: rows for b, rows in wanted[output].items() if b <= upto}
         node.dies(power=False)
     assert noticed >= 2
+
+
+# -- a finished node ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [{"recovery_rows": 15}, {"recovery_time": "1s"}])
+def test_a_node_whose_inputs_have_ended_can_be_started_any_number_of_times(
+    limits: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each start computes a bucket after the end, in case a timer is left; no results are logged
+    for it, and its record is later than the results."""
+    upstream = given(3)
+    upstream.has_ended = True
+    node = node_at(tmp_path, 1, upstream, checkpoint_buckets=5, **limits)
+    for _ in range(5):
+        while node.possible():
+            node.move()
+        assert node.performer.ended
+        logged_upto = node.logged_upto("ended")
+        assert logged_upto >= BUCKETS - 1
+        node.crash(power=False)
+    assert node.record is not None and node.record.bucket > logged_upto
+
+
+# -- a full disk ----------------------------------------------------------------------------------
+
+
+class Full:
+    """A disk without space for the content of state files: the file system notices it when they
+    are flushed, forgets what it could not write, and says so once."""
+
+    def __init__(self, node: SmallNode) -> None:
+        self._node, self._sync_tree = node, node.disk.sync_tree
+        self.lost: set[str] = set()
+        self.is_full = True
+        node.disk.sync_tree = self  # type: ignore[method-assign]
+
+    def __call__(self, path: str, root: str) -> None:
+        if self.is_full and path not in self.lost:
+            self.lost.add(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        self._sync_tree(path, root)
+        if path in self.lost:
+            self._node.disk.lose(path)
+
+
+def test_no_record_names_a_file_whose_flush_has_failed(tmp_path: Path) -> None:
+    upstream = given(3)
+    wanted = expected(keyed(), upstream, tmp_path / "expected")
+    node = node_at(tmp_path / "node", 3, upstream, recovery_rows=20, recovery_entries=10)
+    while not node.flushes:
+        node.commits(1, flushes=False)
+    disk, before = Full(node), node.record
+    with pytest.raises(LogError, match="No space left on device"):
+        node.writes()
+        node.hears()
+    assert node.record == before
+    disk.is_full = False
+    node.crash(power=True)
+    node.ends()
+    assert node.results() == wanted
+    assert node.record is not None and disk.lost
+
+
+def test_a_checkpoint_that_waits_for_space_is_reported_once_and_shown_until_it_is_durable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = node_at(tmp_path, 3, given(3), recovery_rows=1)
+    while not node.flushes:
+        node.commits(1, flushes=False)
+    for _ in range(5):
+        node.disk.full = True
+        node.writes()
+        node.disk.full = False
+        node.hears()
+        node.passes(1_000_000)
+        node.commits(1, flushes=False)  # steps succeed meanwhile
+        assert "waits for disk space" in (node.performer.checkpoints.trouble or "")
+    assert caplog.text.count("waits for disk space") == 1
+    node.commits(1)
+    assert node.performer.checkpoints.trouble is None

@@ -26,7 +26,9 @@ def after_step(
     actions: list[Action] = []
     if control is not None:
         recovery = control.recovery
-        step = Stepped(event.hi, rows, event.entries, event.open, event.took_us, event.layered)
+        step = Stepped(
+            event.hi, rows, event.entries, event.open, event.took_us, event.layered, event.merging
+        )
         control.stepped(step)
         if recovery is not None and control.recovery_us is not None and control.recovery is None:
             took_us, stated_us = control.recovery_us, control.targets.recovery_us
@@ -47,8 +49,9 @@ def at_once(path: PathState, at: int) -> list[Action]:
 
 def _requested(path: PathState, at: int) -> list[Action]:
     assert path.position is not None
-    if path.flushing:
-        return []
+    rebuilds = path.rebuilds and path.running_upto is not None
+    if path.flushing or rebuilds or path.consistency.forgotten:
+        return []  # files of a state that was discarded may be deleted; later steps ask again
     path.flushing, control = True, path.eventual
     if control is None:
         return [Checkpoint(path.plan.name, path.position)]

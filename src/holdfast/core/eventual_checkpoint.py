@@ -70,8 +70,8 @@ class Pace:
 
 #: Most rows that recovery replays, unless the user states another limit.
 _ROWS_MAX = 1_000_000
-#: At least this share of the stated recovery time is for replaying, also if everything else takes
-#: longer than stated.
+#: At least this share of the stated recovery time is for the rows that are replayed, also if
+#: everything else takes longer than stated.
 _REPLAY_SHARE = 0.1
 _PACE = Pace()
 #: The costs of so many first recoveries are logged at once, those of later ones with a record that
@@ -79,7 +79,9 @@ _PACE = Pace()
 _LEARNED = 3
 #: Layers are merged again if they have this many times as many entries as would be left.
 _MERGED_AGAIN = 1.25
-#: Steps in which all layers should have become one.
+#: At least this share of the target of entries is for layers.
+_LAYERED_SHARE = 0.25
+#: Steps in which all layers should have become one, apart from those with a merge beside them.
 _MERGING_STEPS = 16
 #: The share of the stated recovery time that is aimed at; the rest is for what was not predicted.
 _AIM = 0.7
@@ -127,6 +129,8 @@ class Stepped:
     took_us: int
     #: Entries of the layers.
     layered: int = 0
+    #: Layers are being merged beside the steps.
+    merging: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +225,7 @@ class EventualCheckpoint:
         if self.recovery is None:
             return hi
         upto = self.recovery.upto
-        return min(hi, upto if position < upto else upto + 1)
+        return min(hi, upto if position < upto else position + 1)
 
     def upkeep(self, at_us: int, needs_from: int, coming: int) -> Upkeep:
         """What the next step does to shorten a recovery. `needs_from`: the first bucket of the
@@ -235,18 +239,21 @@ class EventualCheckpoint:
         return Upkeep(folds, bool(self._merging))
 
     def _layered_max(self) -> int:
-        """Most entries of layers. Below the number of open windows, merging does not help."""
-        assert self.targets.entries is not None
-        others = self.entries - self.layered
-        return max(self.targets.entries - others, int(_MERGED_AGAIN * self.open))
+        """Most entries of layers. Below the number of open windows, merging does not help, and not
+        much if the other files alone have more rows than the target."""
+        most = self.targets.entries
+        assert most is not None
+        left = max(most - (self.entries - self.layered), int(_LAYERED_SHARE * most))
+        return max(left, int(_MERGED_AGAIN * self.open))
 
     def stepped(self, step: Stepped) -> None:
         before, self.layered = self.layered, step.layered
         self.entries, self.open = step.entries, step.open
         self._unmerged = min(self._unmerged, self.layered)
         if self.targets.entries is not None:
-            self._merged |= _MERGED_AGAIN * self.layered < before
-            self._merge_further()
+            fell = _MERGED_AGAIN * self.layered < before
+            self._merged |= fell and before > self._layered_max()
+            self._merge_further(step.merging)
         self._rows.add(step.rows)
         recovery = self.recovery
         if recovery is None:
@@ -258,14 +265,15 @@ class EventualCheckpoint:
             self.recovery, self._learned = None, self.costs.recoveries <= _LEARNED
         self._publish()
 
-    def _merge_further(self) -> None:
+    def _merge_further(self, beside: bool) -> None:
+        """`beside`: layers are being merged beside the steps."""
         if not self._merging:
             return
         if self.layered <= self._layered_max():
             self._merging, self._merged = 0, True
-        elif self._merging >= _MERGING_STEPS:  # large layers are merged beside the steps
+        elif self._merging >= _MERGING_STEPS:
             self._merging, self._unmerged = 0, self.layered
-        else:
+        elif not beside:
             self._merging += 1
 
     def is_due(self, at_us: int, needs_from: int) -> bool:
@@ -299,8 +307,9 @@ class EventualCheckpoint:
             return False
         if targets.recovery_us is None:
             return True
-        left_us = _AIM * targets.recovery_us - self.costs.predicted_us(self.extent, 0)
-        return self.costs.replay_us(rows) <= max(left_us, _REPLAY_SHARE * targets.recovery_us)
+        rest_us = self.costs.predicted_us(self.extent, 0) + self.costs.step_us
+        left_us = max(_AIM * targets.recovery_us - rest_us, _REPLAY_SHARE * targets.recovery_us)
+        return self.costs.row_us * rows <= left_us
 
     def _publish(self) -> None:
         stated_us, last_us = self.targets.recovery_us, self.recovery_us

@@ -65,6 +65,8 @@ class StepDone:
     took_us: int = 0
     #: Entries of layers of keyed state.
     layered: int = 0
+    #: Layers are being merged beside the steps.
+    merging: bool = False
 
 
 @dataclass(frozen=True, slots=True)

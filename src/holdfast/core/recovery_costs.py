@@ -37,6 +37,8 @@ class RecoveryCosts:
     recoveries: int = 0
     #: To replay anything at all, however few rows.
     step_us: float = 0.0
+    #: Number of recoveries that have replayed rows.
+    replays: int = 0
 
     def predicted_us(self, entries: int, rows: int) -> float:
         return self.fixed_us + self.entry_us * entries + self.replay_us(rows)
@@ -46,7 +48,7 @@ class RecoveryCosts:
 
     def stepped(self, rows: int, took_us: int) -> None:
         """A normal step was measured."""
-        if self.recoveries == 0 and rows:
+        if self.replays == 0 and rows:
             self.row_us += _STEP_WEIGHT * (took_us / rows - self.row_us)
 
     def recovered(
@@ -56,16 +58,19 @@ class RecoveryCosts:
         which contains that of the next bucket."""
         self.recoveries += 1
         weight = max(_WEIGHT, 1 / self.recoveries)
-        self.entry_us = _corrected(self.entry_us, entries, load_us, weight)
+        self.entry_us = _corrected(self.entry_us, entries, load_us, 0, weight)
         self.step_us += weight * (next_us - self.step_us)
-        self.row_us = _corrected(self.row_us, rows, max(0, replay_us - next_us), weight)
+        if rows:
+            self.replays += 1
+            weight_of_rows = max(_WEIGHT, 1 / self.replays)
+            self.row_us = _corrected(self.row_us, rows, replay_us, next_us, weight_of_rows)
         rest_us = max(0.0, all_us - self.entry_us * entries - self.replay_us(rows))
         self.fixed_us += weight * (rest_us - self.fixed_us)
 
     def body(self) -> tuple[float, ...]:
         return (
             round(self.entry_us, 3), round(self.row_us, 3), round(self.fixed_us), self.recoveries,
-            round(self.step_us),
+            round(self.step_us), self.replays,
         )  # fmt: skip
 
     @classmethod
@@ -73,8 +78,8 @@ class RecoveryCosts:
         """The costs that were logged; empty, or of another version: the assumed ones."""
         if len(body) != len(cls().body()):
             return cls()
-        entry_us, row_us, fixed_us, recoveries, step_us = body
-        return cls(entry_us, row_us, fixed_us, int(recoveries), step_us)
+        entry_us, row_us, fixed_us, recoveries, step_us, replays = body
+        return cls(entry_us, row_us, fixed_us, int(recoveries), step_us, int(replays))
 
 
 @dataclass(slots=True)
@@ -104,12 +109,13 @@ class Recovery:
         return all_us
 
 
-def _corrected(each_us: float, count: int, took_us: int, weight: float) -> float:
-    """The cost of each row or entry, after another measurement. Few of them have a part in other
-    costs, which makes each seem expensive: they can only lower the estimate."""
+def _corrected(each_us: float, count: int, took_us: int, other_us: int, weight: float) -> float:
+    """The cost of each row or entry, after another measurement. `other_us`: about how much of the
+    time is for something else. Few rows, or rows that take less than that, say only what each costs
+    at most."""
     if count == 0:
         return each_us
-    measured_us = max(_EACH_US_MIN, took_us / count)
-    if count >= _COUNT_MIN:
+    if count >= _COUNT_MIN and took_us > other_us:
+        measured_us = max(_EACH_US_MIN, (took_us - other_us) / count)
         return each_us + weight * (measured_us - each_us)
-    return min(each_us, measured_us)
+    return min(each_us, max(_EACH_US_MIN, took_us / count))

@@ -138,6 +138,10 @@ class Engine:
     def digest(self, table: pa.Table) -> str:
         return digest(table)
 
+    @property
+    def is_merging(self) -> bool:
+        return self.merging.is_running
+
     def check(self, version: Version) -> None:
         """Raise LogCorrupted if a file of the version is missing or damaged."""
         check_files(version, self.folder)

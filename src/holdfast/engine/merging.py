@@ -74,6 +74,11 @@ class Merging:
         #: What is wrong with files that a merge has read.
         self._damage: dict[Key, str] = {}
 
+    @property
+    def is_running(self) -> bool:
+        with self._lock:
+            return any(not merge.is_complete for merge in self._merges.values())
+
     def begin(self, op: str, number: int, shard: Shard) -> tuple[Shard, int]:
         """A step begins with this shard. Returns the shard with the result of a complete merge; and
         how many of the oldest layers the step must not merge, because that is under way. Raises

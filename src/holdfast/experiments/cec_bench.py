@@ -231,6 +231,7 @@ class Bench:
         stepped = StepDone(
             monotonic_us(), self.path.name, hi, state.needs_from, hi,
             self.version.entries(), self.version.keys(), took_us, self.version.layered(),
+            self.engine.is_merging,
         )  # fmt: skip
         for action in durability.after_step(state, stepped, rows, self.form.every):
             if isinstance(action, Checkpoint):

@@ -12,7 +12,7 @@ from holdfast.core import progress_events as core
 from holdfast.core.eventual_checkpoint import EventualCheckpoint, Recovered, Settings
 from holdfast.core.recovery_costs import RecoveryCosts
 from holdfast.engine.state import Version
-from holdfast.errors import HoldfastError, LogError
+from holdfast.errors import HoldfastError, LogError, StorageFull
 from holdfast.model.fragments import Path
 from holdfast.node.node_events import StepEngine
 from holdfast.storage import Log
@@ -43,6 +43,8 @@ class Checkpoints:
         #: Versions that are being made durable, and since when.
         self.flushing: dict[str, Version] = {}
         self._since: dict[str, int] = {}
+        #: By path, why the disk was full when the last checkpoint was tried.
+        self._full: dict[str, str] = {}
         #: Durations of the last checkpoints.
         self.seconds: deque[float] = deque(maxlen=100)
 
@@ -97,10 +99,24 @@ class Checkpoints:
         self.flushing[version.path], self._since[version.path] = version, self._clock()
         return version
 
+    def wait_for_space(self, path: str, err: StorageFull) -> None:
+        """A checkpoint did not fit the disk, and is tried again."""
+        if path not in self._full:
+            _log.warning("node %s: a checkpoint of path %s waits for disk space: %s",
+                         self._node, path, err)  # fmt: skip
+        self._full[path] = str(err)
+
+    def written(self, path: str, seconds: float) -> None:
+        """A checkpoint is durable."""
+        self._full.pop(path, None)
+        self.seconds.append(seconds)
+
     @property
     def trouble(self) -> str | None:
-        """A checkpoint that takes very long; its path goes on without it."""
+        """Why checkpoints of a path are late; the path goes on without them."""
         now = self._clock()
+        for path, why in list(self._full.items()):
+            return f"a checkpoint of path {path!r} waits for disk space: {why}"
         for path in list(self.flushing):
             if (took_us := now - self._since.get(path, now)) > SLOW_US:
                 return (

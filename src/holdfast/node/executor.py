@@ -326,6 +326,7 @@ class Performer:
         done = core.StepDone(
             at, run.path, version.bucket, self._needs_from(version), upto,
             version.entries(), version.keys(), int(1e6 * event.seconds), version.layered(),
+            self.engine.is_merging,
         )  # fmt: skip
         return self.core.handle(done)
 
@@ -334,13 +335,12 @@ class Performer:
         path = self.paths[version.path]
         del self.checkpoints.flushing[path.name]
         if isinstance(event.error, StorageFull):
-            self._wait_for_space(event.error)
+            self.checkpoints.wait_for_space(path.name, event.error)
             self._carrier.post(core.CheckpointFailed(at, path.name), FULL_S)
             return []
         if event.error is not None:
             raise event.error
-        self.checkpoints.seconds.append(event.seconds)
-        self.trouble = None
+        self.checkpoints.written(path.name, event.seconds)
         if self.core.paths[path.name].running_upto is None:  # else when its step is finished
             self._release(path)
         done = core.CheckpointDone(

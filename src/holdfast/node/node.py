@@ -72,6 +72,8 @@ from holdfast.streams.serving import Service
 from holdfast.streams.subscribing import Connections, Subscriber
 
 _log = logging.getLogger("holdfast.node")
+#: How long a stop waits for all threads.
+STOP_US = 30_000_000
 
 
 class Node:
@@ -149,8 +151,9 @@ class Node:
         self._stop.set()
         self._events.put(None)
         self._statuses.put(None)
+        until_us = monotonic_us() + STOP_US
         for thread in [*self._threads, *self._flushes]:
-            thread.join(timeout=30)
+            thread.join(timeout=max(0, until_us - monotonic_us()) / 1e6)
         self._asking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=True)
 

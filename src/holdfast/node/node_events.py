@@ -201,6 +201,11 @@ class StepEngine(Protocol):
 
     def digest(self, table: Any) -> str: ...
 
+    @property
+    def is_merging(self) -> bool:
+        """Layers of keyed state are being merged beside the steps."""
+        ...
+
 
 class Carrier(Protocol):
     """Performs everything that takes time or calls other processes."""

@@ -49,6 +49,19 @@ class storage:
             raise storage_error(err, self._path) from err
 
 
+class syncing(storage):
+    """The same for a sync. A full disk is a plain `LogError`, which nobody tries again: another
+    sync would succeed, without what was lost."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
+        try:
+            super().__exit__(kind, err, trace)
+        except StorageFull as full:
+            raise LogError(str(full)) from err
+
+
 def make_folder(path: str | Path, *, fsync: bool, disk: Disk = OS_DISK) -> None:
     """Creates the folder and its parents. With `fsync`, each is durable on return."""
     path = str(path)

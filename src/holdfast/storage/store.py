@@ -36,7 +36,7 @@ from holdfast.errors import (
 )
 from holdfast.storage import folder
 from holdfast.storage.disk import OS_DISK, Disk
-from holdfast.storage.files import make_folder, storage
+from holdfast.storage.files import make_folder, syncing
 from holdfast.storage.log_state import LogState, StreamState, fold, live_records, rehearse, snapshot
 from holdfast.storage.manifest import Manifest
 from holdfast.storage.records import (
@@ -437,7 +437,7 @@ class Log:
         """Syncs files and folders below the root, if the log syncs its writes."""
         last = {name.rpartition("/")[0]: name for name in files}.values()
         for name in files if self._fsync else ():
-            with storage(file := f"{self._base}/{name}"):  # the folder with its last file
+            with syncing(file := f"{self._base}/{name}"):  # the folder with its last file
                 self._disk.sync_tree(file, self._base if name in last else file)
 
     def drop_states(self, path: str, upto: int) -> None:

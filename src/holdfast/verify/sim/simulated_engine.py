@@ -96,6 +96,10 @@ class EngineTwin:
     def time(self, stream: str) -> str:
         return "ts"
 
+    @property
+    def is_merging(self) -> bool:
+        return False
+
     def digest(self, table: Any) -> str:
         return rows_digest(table)
 

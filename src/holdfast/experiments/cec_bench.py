@@ -119,7 +119,8 @@ class Bench:
         self.network = workload.network()
         (fragment,) = fragments(self.network)
         (self.path,) = fragment.paths
-        #: Time spent on checkpoints, and what they have flushed.
+        #: Checkpoints, the time spent on them, and what they have flushed.
+        self.checkpointed = 0
         self.checkpoint_us = 0
         self.durable_bytes = 0
         self.durable_entries = 0
@@ -263,6 +264,7 @@ class Bench:
         if not self._done:
             raise HoldfastError("the checkpoint has failed")
         event = self._done.pop()
+        self.checkpointed += 1
         self.checkpoint_us += event.took_us
         self.durable_entries += event.new_entries
         assert not durability.done(self.state, event), "nothing asks for a checkpoint at once"

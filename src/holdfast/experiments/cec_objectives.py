@@ -25,6 +25,8 @@ OBJECTIVES_S = (1, 2, 5)
 WARM = 2 * IDS * WINDOW // ROWS
 #: U of the comparison with checkpoints of the whole state.
 COMPARED_ROWS = 1_000_000
+#: Steps of a form in a row when delays are measured, in which there is about one checkpoint.
+DELAYED = 50
 
 
 def crash(bench: Bench) -> Recovery:
@@ -161,22 +163,30 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def delays(sessions: Sessions, folder: str, steps: int, say: Say) -> dict[str, Any]:
-    """Delays of results of small steps, with and without footprints, in turn."""
+    """Delays of results of small steps, with and without footprints. The forms alternate after
+    `DELAYED` steps, when all work beside the steps is done, so that the work of one form never
+    delays a step of another one. `again`: without checkpoints, too, which shows the noise of the
+    measurement."""
     work = Workload(IDS, WINDOW, 1_000)
     inputs = Inputs(work, os.path.join(folder, "in-delays"))
-    forms = {"none": Form("none"), "cec": Form("cec", Settings(Targets(rows=100_000)))}
+    forms = {
+        "none": Form("none"),
+        "cec": Form("cec", Settings(Targets(rows=100_000))),
+        "again": Form("none"),
+    }
     benches = {
         name: Bench(work, form, sessions, os.path.join(folder, f"delays-{name}"), inputs)
         for name, form in forms.items()
     }
     took_s: dict[str, list[float]] = {name: [] for name in forms}
-    for number in range(steps + steps // 5):
-        for name in list(forms) if number % 2 else list(forms)[::-1]:
-            seconds = benches[name].advance(1)
-            if number >= steps // 5:
+    order, warm = list(forms), steps // 5
+    for number in range(0, steps + warm, DELAYED):
+        order = [*order[1:], order[0]]
+        for name in order:
+            seconds = benches[name].advance(DELAYED)
+            benches[name].settle()
+            if number >= warm:
                 took_s[name] += seconds
-    for bench in benches.values():
-        bench.close()
     found: dict[str, Any] = {"steps": steps}
     for name, times in took_s.items():
         times.sort()
@@ -184,7 +194,11 @@ def delays(sessions: Sessions, folder: str, steps: int, say: Say) -> dict[str, A
             f"ms_{label}": round(1_000 * times[min(len(times) - 1, int(share * len(times)))], 1)
             for label, share in (("median", 0.5), ("p99", 0.99), ("p999", 0.999))
         }
+    found["checkpoints"] = benches["cec"].checkpointed
+    for bench in benches.values():
+        bench.close()
     found["p999_ratio"] = round(found["cec"]["ms_p999"] / found["none"]["ms_p999"], 3)
+    found["p999_noise"] = round(found["again"]["ms_p999"] / found["none"]["ms_p999"], 3)
     say(f"99.9th percentile of delays: {found['cec']['ms_p999']} ms with footprints, "
-        f"{found['none']['ms_p999']} ms without")  # fmt: skip
+        f"{found['none']['ms_p999']} and {found['again']['ms_p999']} ms without")  # fmt: skip
     return found

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from holdfast.core.eventual_checkpoint import Pace, Settings, Targets
 from holdfast.engine.session import Sessions
 from holdfast.experiments.cec_bench import (
@@ -57,15 +59,19 @@ EVERY_STEP = Settings(Targets(rows=0), None)
 
 #: Steps of a form in a row; as many buckets are one step of the lazy form.
 CHUNK = 10
+#: Resampled sets of chunks, for the spread of a ratio.
+RESAMPLED = 1_000
 
 
 def baseline(sessions: Sessions, folder: str, repeats: int, steps: int, say: Say) -> dict[str, Any]:
     """Rows per second with footprints (Figure 5), as ratios of the same steps without checkpoints.
     `literal`: the footprints of every step are made durable, so that every window that is open
-    after its first step has one (Gopen). The forms alternate after every `CHUNK` buckets, and the
-    time contains that until all work beside the steps is done."""
+    after its first step has one (Gopen). `again`: without checkpoints, too, which shows the noise
+    of the measurement. The forms alternate after every `CHUNK` buckets, and the time contains that
+    until all work beside the steps is done."""
     forms = {
         "none": Form("none"),
+        "again": Form("none"),
         "default": Form("cec", Settings.of(Protection(recovery="cec"))),
         "literal": Form("cec", EVERY_STEP),
         "lazy": Form("none"),
@@ -78,30 +84,40 @@ def baseline(sessions: Sessions, folder: str, repeats: int, steps: int, say: Say
             name: Bench(work, form, sessions, os.path.join(folder, f"{kind}-{name}"), inputs)
             for name, form in forms.items()
         }
-        rates: dict[str, list[float]] = {name: [] for name in forms}
+        took_s: dict[str, list[float]] = {name: [] for name in forms}
         order = list(forms)
-        for number in range(repeats + 1):
-            took_s = dict.fromkeys(forms, 0.0)
-            for _ in range(0, steps, CHUNK):
-                order = [*order[1:], order[0]]
-                for name in order:
-                    took_s[name] += benches[name].timed(
-                        CHUNK, CHUNK if name == "lazy" else 1, settles=True
-                    )
-            for name, seconds in took_s.items() if number else ():  # first, a warm-up
-                rates[name].append(steps * ROWS / seconds)
-        ratios = {
-            name: [rate / none for rate, none in zip(rates[name], rates["none"], strict=True)]
-            for name in forms
-        }
-        found[kind] = {
-            "rows_per_s": {name: [round(rate) for rate in of] for name, of in rates.items()},
-            "ratios": {name: [round(ratio, 3) for ratio in of] for name, of in ratios.items()},
-        }
+        chunks = steps // CHUNK
+        for number in range((repeats + 1) * chunks):
+            order = [*order[1:], order[0]]
+            for name in order:
+                group = CHUNK if name == "lazy" else 1
+                seconds = benches[name].timed(CHUNK, group, settles=True)
+                if number >= chunks:  # first, a warm-up
+                    took_s[name].append(seconds)
+        found[kind] = compared(took_s, repeats)
         for bench in benches.values():
             bench.close()
-        shown = [f"{name} {statistics.median(of):,.0f} rows/s" for name, of in rates.items()]
-        say(f"{kind} windows: {', '.join(shown)}")
+        shown = [f"{name} {ratio:.3f}" for name, ratio in found[kind]["ratio"].items()]
+        say(f"{kind} windows: rows/s over those without checkpoints: {', '.join(shown)}")
+    return found
+
+
+def compared(took_s: dict[str, list[float]], repeats: int) -> dict[str, Any]:
+    """Rates of each form over those of `none`, from the seconds of chunks that ran in turn: in all,
+    by repeat, and the middle 90 % of the ratio over resampled chunks."""
+    times = {name: np.array(of) for name, of in took_s.items()}
+    none = times["none"]
+    picks = np.random.default_rng(0).integers(0, len(none), (RESAMPLED, len(none)))
+    found: dict[str, Any] = {"rows_per_s": {}, "ratio": {}, "ratio_90": {}, "ratios": {}}
+    for name, of in times.items():
+        parts, base = (np.array_split(each, repeats) for each in (of, none))
+        resampled = none[picks].sum(axis=1) / of[picks].sum(axis=1)
+        found["rows_per_s"][name] = [round(CHUNK * ROWS / part.mean()) for part in parts]
+        found["ratio"][name] = round(float(none.sum() / of.sum()), 3)
+        found["ratio_90"][name] = [round(float(q), 3) for q in np.quantile(resampled, (0.05, 0.95))]
+        found["ratios"][name] = [
+            round(float(one.sum() / part.sum()), 3) for one, part in zip(base, parts, strict=True)
+        ]
     return found
 
 

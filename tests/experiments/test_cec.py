@@ -9,7 +9,7 @@ from holdfast.experiments.cec_sweeps import CHUNK, ROWS, compared
 REPEATS = 5
 
 
-def test_a_slower_form_is_told_from_noise() -> None:
+def test_a_slower_form_differs_from_noise() -> None:
     rng = np.random.default_rng(1)
     drift = 1 + 0.3 * np.sin(np.arange(100) / 10)  # of the machine, common to all forms
     took_s = {

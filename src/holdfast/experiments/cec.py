@@ -95,9 +95,10 @@ def _captions(result: dict[str, Any]) -> list[str]:
         f"the same steps without footprints measured twice {result['noise_ratio_fast']:.2f} and "
         f"{result['noise_ratio_slow']:.2f}",
         *(
-            f"reading {name[7:]} entries: {result[name]:.2f} s"
-            for name in ("load_s_120k", "load_s_500k")
-            if name in result
+            f"reading and verifying {size} entries: {result[f'load_s_{size}']:.3f} s; decoding "
+            f"all of them: {result[f'decode_s_{size}']:.3f} s"
+            for size in ("120k", "500k")
+            if f"load_s_{size}" in result
         ),
         f"at the same recovery time as copies of the whole state every "
         f"{whole['full_every_rows']:,} rows: {result['time_ratio']:.2f} of their time, "

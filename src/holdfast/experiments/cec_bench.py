@@ -32,7 +32,7 @@ from holdfast.core.path_state import path_state
 from holdfast.core.progress_events import Checkpoint, CheckpointDone, Run, StepDone
 from holdfast.engine.engine import Engine
 from holdfast.engine.inputs import Results
-from holdfast.engine.layers import LayerName, merge_layers
+from holdfast.engine.layers import LayerFile, LayerName, merge_layers, merged
 from holdfast.engine.recipe import Builder
 from holdfast.engine.session import Sessions
 from holdfast.engine.state import Version
@@ -290,10 +290,7 @@ class Bench:
         """Write the complete state to new files, in a job beside the steps."""
         began_us = monotonic_us()
         ((name, shards),) = version.shards.items()
-        folder = f"copies+/{version.bucket}"
-        operator: Any = self.network.named(name)
-        builder = Builder(self.network, self.engine.compiled, self.sessions.small)
-        schema = builder.operator(operator)[0].state
+        folder, schema = f"copies+/{version.bucket}", self._schema(name)
         jobs = [
             partial(merge_layers, shard.layers, None, schema, None,
                     LayerName(self.engine.folder, folder, f"shard-{number}"), oldest=True)
@@ -314,10 +311,30 @@ class Bench:
         self._report(version, new_entries, new_entries, began_us)
         self.durable_bytes += self._bytes(self.checkpoints.newest[version.path].files())
 
+    def _schema(self, name: str) -> pa.Schema:
+        operator: Any = self.network.named(name)
+        builder = Builder(self.network, self.engine.compiled, self.sessions.small)
+        return builder.operator(operator)[0].state
+
     def _bytes(self, files: Iterable[str]) -> int:
         return sum(os.path.getsize(os.path.join(self.engine.folder, file)) for file in files)
 
     # -- recovery ----------------------------------------------------------------------------------
+
+    def decode_s(self) -> float:
+        """Seconds to decode all entries of the state and to find the valid one of each key. A
+        recovery only verifies the files; steps decode the blocks of the keys that they touch."""
+        ((name, shards),) = self.version.shards.items()
+        schema = self._schema(name)
+        began = time.perf_counter()
+        for shard in shards.values():
+            stack = []
+            for layer in shard.layers:
+                with LayerFile(self.engine.folder, layer, schema) as file:
+                    stack.append(file.all())
+            if stack:
+                merged(stack, oldest=True)
+        return time.perf_counter() - began
 
     def crash(self) -> None:
         self.settle()

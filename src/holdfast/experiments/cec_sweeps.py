@@ -207,6 +207,7 @@ def _sample(bench: Bench, point: Point, steps: int, share: float) -> dict[str, f
         "rewritten": rewritten / steps,
         "extent": recovery.entries,
         "load_s": round(recovery.load_s, 3),
+        "decode_s": round(bench.decode_s(), 3),
         "replayed_mb": round(recovery.buckets * bench.workload.rows * ROW_BYTES / 1e6, 1),
         "recovery_s": round(recovery.seconds, 2),
     }
@@ -243,7 +244,7 @@ def load_times(found: dict[str, Any]) -> dict[str, Any]:
     result = {}
     for name, entries in (("120k", 120_000), ("500k", 500_000)):
         near = [s for s in samples if 0.9 * entries <= s["extent"] <= 1.3 * entries]
-        if near:
-            per_entry = statistics.median(s["load_s"] / s["extent"] for s in near)
-            result[f"load_s_{name}"] = round(per_entry * entries, 3)
+        for part in ("load", "decode") if near else ():
+            per_entry = statistics.median(s[f"{part}_s"] / s["extent"] for s in near)
+            result[f"{part}_s_{name}"] = round(per_entry * entries, 3)
     return result

@@ -290,7 +290,7 @@ def test_without_eventual_checkpoints_steps_do_nothing_for_recovery() -> None:
 def restarted(upto: int, recoveries: int = 2, **options: object) -> Node:
     """The newest record is after bucket 9; results up to bucket `upto` are in the log."""
     costs = RecoveryCosts(entry_us=4.0, row_us=3.0, fixed_us=200_000, recoveries=recoveries)
-    recovered = Recovered(upto, entries=20_000, load_us=80_000, costs=costs)
+    recovered = Recovered(upto, entries=20_000, load_us=80_000, opening_us=20_000, costs=costs)
     return Node(resumed=9, recovered=recovered, **options)  # type: ignore[arg-type]
 
 
@@ -312,14 +312,14 @@ def test_the_recovery_is_over_when_the_first_new_bucket_is_committed() -> None:
     assert isinstance(over, RecoveryDone) and [logged] == checkpoint(15), "its costs are logged"
     assert (over.path, over.stated_us) == ("p", 2_000_000)
     assert (over.load_us, over.replay_us) == (80_000, 300_000)
-    assert over.took_us == 480_000
+    assert over.took_us == 500_000, "with the time to open the log"
     assert node.steps(31, took_us=100_000) == [], "reported once"
 
 
 def test_a_recovery_without_a_replay_is_reported_as_well() -> None:
     """The node was stopped after its last record."""
     node = restarted(upto=9, targets=Targets())
-    over = RecoveryDone("p", 180_000, None, 80_000, 0)
+    over = RecoveryDone("p", 200_000, None, 80_000, 0)
     assert node.steps(10, took_us=100_000) == [over, *checkpoint(10)]
 
 

@@ -405,8 +405,10 @@ def test_the_settings_follow_the_protection_of_the_fragment() -> None:
 # -- a recovery -----------------------------------------------------------------------------------
 
 
-def recovered(upto: int, entries: int = 20_000, load_us: int = 100 * MS) -> Recovered:
-    return Recovered(upto, entries, load_us, RecoveryCosts())
+def recovered(
+    upto: int, entries: int = 20_000, load_us: int = 100 * MS, opening_us: int = 0
+) -> Recovered:
+    return Recovered(upto, entries, load_us, opening_us, RecoveryCosts())
 
 
 def test_the_replay_and_the_first_new_bucket_are_steps_of_their_own() -> None:

@@ -88,24 +88,26 @@ def test_no_measurement_makes_rows_or_entries_free() -> None:
 
 
 def test_a_recovery_lasts_until_the_first_new_bucket_is_committed() -> None:
-    recovery, costs = Recovery(upto=2, entries=80_000, load_us=400_000), RecoveryCosts()
+    costs = RecoveryCosts()
+    recovery = Recovery(upto=2, entries=80_000, load_us=400_000, opening_us=100_000)
     recovery.replayed({1: 50_000}, took_us=1_500_000)
     recovery.replayed({2: 50_000}, took_us=2_500_000)
-    assert recovery.finished(200_000, costs) == 4_600_000
-    assert (costs.entry_us, costs.row_us, costs.fixed_us) == (5.0, 38.0, 200_000.0)
-    assert costs.predicted_us(80_000, 0) == 600_000, "nothing to replay, no step for it"
-    assert costs.predicted_us(80_000, 100_000) == 4_600_000
+    assert recovery.finished(200_000, costs) == 4_700_000
+    assert (costs.entry_us, costs.row_us) == (5.0, 38.0)
+    assert costs.fixed_us == 300_000, "to open the log, and for the next bucket"
+    assert costs.predicted_us(80_000, 0) == 700_000, "nothing to replay, no step for it"
+    assert costs.predicted_us(80_000, 100_000) == 4_700_000
 
 
 def test_the_first_recovery_replaces_the_assumed_fixed_costs_later_ones_correct_them() -> None:
     costs = RecoveryCosts()
-    recovery = Recovery(upto=3, entries=0, load_us=0)
+    recovery = Recovery(upto=3, entries=0, load_us=0, opening_us=0)
     recovery.finished(900_000, costs)
     assert costs.fixed_us == 900_000
-    Recovery(upto=9, entries=0, load_us=0).finished(500_000, costs)
+    Recovery(upto=9, entries=0, load_us=0, opening_us=0).finished(500_000, costs)
     assert costs.fixed_us == pytest.approx(700_000), "the mean of two"
     for _ in range(50):
-        Recovery(upto=9, entries=0, load_us=0).finished(500_000, costs)
+        Recovery(upto=9, entries=0, load_us=0, opening_us=0).finished(500_000, costs)
     assert costs.fixed_us == pytest.approx(500_000, rel=0.01), "old ones are forgotten"
 
 

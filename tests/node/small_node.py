@@ -29,6 +29,9 @@ from holdfast.verify.sim.simulated_disk import Crashed
 from tests.node.crashing_disk import CrashingDisk
 from tests.node.small_engine import DDL, SmallEngine
 
+#: How long it takes to open a log.
+OPENING_US = 70_000
+
 # -- inputs ---------------------------------------------------------------------------------------
 
 
@@ -99,7 +102,10 @@ class SmallNode:
         self.flushes: list[tuple[Version, tuple[float, ...]]] = []
         #: Steps and checkpoints that have ended without the performer knowing.
         self.ended: list[Finished | Flushed] = []
-        self.log = Log.open(self.root, "main", fsync="always", disk=self.disk)
+        ticks = iter((0, OPENING_US))
+        self.log = Log.open(
+            self.root, "main", fsync="always", disk=self.disk, clock=lambda: next(ticks)
+        )
         self.engine = SmallEngine(network, self.root / "state", self.disk)
         self.performer = Performer(
             "main", fragment, self.engine, self.log, Service(), self, self.options,

@@ -27,7 +27,7 @@ from holdfast.verify.sim.simulated_disk import Crashed
 from tests.engine.test_layers import sessions
 from tests.node.damage import DAMAGE
 from tests.node.small_engine import DDL, ArrowStep, rows_of
-from tests.node.small_node import SmallNode, Upstream, check_crashes, expected
+from tests.node.small_node import OPENING_US, SmallNode, Upstream, check_crashes, expected
 
 BUCKETS = 30
 CEC: list[dict[str, Any]] = [
@@ -271,6 +271,20 @@ def test_a_node_whose_inputs_have_ended_can_be_started_any_number_of_times(
         assert logged_upto >= BUCKETS - 1
         node.crash(power=False)
     assert node.record is not None and node.record.bucket > logged_upto
+
+
+# -- the time of a recovery ------------------------------------------------------------------------
+
+
+def test_opening_the_log_is_a_part_of_the_recovery(tmp_path: Path) -> None:
+    """It takes long if the log has many records, and users wait for it."""
+    node = node_at(tmp_path, 1, given(1), recovery_rows=1)
+    node.commits(3)
+    node.crash(power=True)
+    control = node.performer.checkpoints.eventual[node.path.name]
+    assert control.recovery is not None and control.recovery.opening_us == OPENING_US
+    node.commits(1)
+    assert control.recovery_us is not None and control.recovery_us >= OPENING_US
 
 
 # -- a full disk ----------------------------------------------------------------------------------

@@ -112,6 +112,8 @@ class Recovered:
     #: Entries of the layers, and the time to read and to verify them.
     entries: int
     load_us: int
+    #: The time to open the log.
+    opening_us: int
     #: Costs that earlier recoveries have measured.
     costs: RecoveryCosts
 
@@ -194,7 +196,9 @@ class EventualCheckpoint:
         #: The recovery that is under way, until the first new bucket is committed.
         self.recovery: Recovery | None = None
         if recovered is not None:
-            self.recovery = Recovery(recovered.upto, recovered.entries, recovered.load_us)
+            self.recovery = Recovery(
+                recovered.upto, recovered.entries, recovered.load_us, recovered.opening_us
+            )
         #: How long the last recovery took.
         self.recovery_us: int | None = None
         #: Entries of the layers of the newest state, and how many were left when merging them has

@@ -57,7 +57,8 @@ class Checkpoints:
             recovered, upto = None, self._logged_upto(path)
             if upto is not None:
                 entries = 0 if version is None else version.entries()
-                recovered = Recovered(upto, entries, self._clock() - began_us, costs)
+                load_us = self._clock() - began_us
+                recovered = Recovered(upto, entries, load_us, self._log.opening_us, costs)
             self.eventual[path.name] = EventualCheckpoint(self._settings, recovered)
         return version
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from holdfast.clock import monotonic_us
 from holdfast.config import FsyncPolicy
 from holdfast.errors import (
     IdentityMismatch,
@@ -89,6 +90,8 @@ class Log:
         self.changed = threading.Condition()
         #: Files left behind by a crash, which `open` deleted.
         self.orphans: list[str] = []
+        #: How long `open` took.
+        self.opening_us = 0
         #: The fold of all durable records and of `_unwritten`. Modified only under `changed`.
         self._state = state
         #: By stream and consumer: acknowledgements that wait for the next append.
@@ -119,8 +122,10 @@ class Log:
         disk: Disk = OS_DISK,
         segments: Segments = PARQUET,
         query: str = "",
+        clock: Callable[[], int] = monotonic_us,
     ) -> Log:
         """Opens and recovers the log. A log of another `query` (a digest; '': any) is refused."""
+        began_us = clock()
         root, sync = Path(root).absolute(), fsync == "always"
         base = str(root)
         for path in (base, f"{base}/{folder.SEGMENTS}", f"{base}/{folder.STATE}"):
@@ -168,6 +173,7 @@ class Log:
         except BaseException:
             disk.unlock(lock)
             raise
+        log.opening_us = clock() - began_us
         return log
 
     @property

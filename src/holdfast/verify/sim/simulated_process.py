@@ -51,7 +51,7 @@ class _Alone(_thread.RLock):  # type: ignore[misc]  # hot path, so the base clas
 def memory_log(process: Server, owner: str, folder: str | None = None) -> Log:
     log = Log.open(
         folder or f"/{owner}", owner, fsync="always", archive=False,
-        disk=process.disk, segments=RowSegments(),
+        disk=process.disk, segments=RowSegments(), clock=lambda: process.world.now,
     )  # fmt: skip
     log.changed = log._appending = _Alone(process)  # type: ignore[assignment]
     return log

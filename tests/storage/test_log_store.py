@@ -475,6 +475,22 @@ def test_a_compacted_manifest_folds_to_the_same_state(tmp_path: Path, rows: Rows
     assert log._state == state
 
 
+def test_large_obsolete_state_versions_do_not_fill_the_manifest(tmp_path: Path) -> None:
+    """A version may name thousands of files, and only the newest one counts."""
+    log = Log.open(tmp_path, "a", fsync="never")
+    log.open_stream("tap", SCHEMA, "ts", 0)
+    body, sizes = {"files": [f"shard-{number}" for number in range(5_000)]}, []
+    for bucket in range(200):
+        log.save_state("top", bucket, body, [])
+        log.drop_states("top", bucket)
+        sizes.append((tmp_path / "manifest").stat().st_size)
+    assert max(sizes) < 15 * sizes[0]
+    assert sum(after < before for before, after in itertools.pairwise(sizes)) < 40, "not too often"
+    crash(log)
+    log = Log.open(tmp_path, "a", fsync="never")
+    assert log.states("top") == [(199, body)]
+
+
 def test_a_failed_compaction_does_not_fail_the_append(tmp_path: Path) -> None:
     log = Log.open(tmp_path, "a", fsync="never")
     (tmp_path / "manifest.tmp").mkdir()  # prevents the creation of the new file

@@ -156,12 +156,16 @@ class Manifest:
                 raise
         return cls(path, file, disk, good=good, cut_bytes=cut_bytes, fsync=sync), records
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Makes the records durable, all or none. After a failure the next append works again,
-        unless the failed one could not be rolled back."""
+    @property
+    def size_bytes(self) -> int:
+        return self._good
+
+    def append(self, records: Sequence[Record]) -> int:
+        """Makes the records durable, all or none, and returns their size in bytes. After a failure
+        the next append works again, unless the failed one could not be rolled back."""
         self._refuse_if_poisoned()
         if not records:
-            return
+            return 0
         data = frame(encode(records))
         try:
             self._file.append(data)
@@ -176,6 +180,7 @@ class Manifest:
                 raise storage_error(err, self.path) from err
             raise
         self._good += len(data)
+        return len(data)
 
     def rewrite(self, records: Sequence[Record]) -> None:
         """Atomically replaces the file by one that holds only these records.

@@ -36,9 +36,10 @@ from holdfast.errors import (
     Trimmed,
 )
 from holdfast.storage import folder
+from holdfast.storage.compaction import Compaction
 from holdfast.storage.disk import OS_DISK, Disk
 from holdfast.storage.files import make_folder, syncing
-from holdfast.storage.log_state import LogState, StreamState, fold, live_records, rehearse, snapshot
+from holdfast.storage.log_state import LogState, StreamState, fold, rehearse, snapshot
 from holdfast.storage.manifest import Manifest
 from holdfast.storage.records import (
     Ack,
@@ -58,10 +59,6 @@ from holdfast.storage.records import (
 from holdfast.storage.segment import PARQUET, Segments
 from holdfast.types import Segment, SegmentId, Stability, StreamInfo
 
-#: A manifest is rewritten when it has grown by more than this many records, and by more than this
-#: many times the records that are still live.
-_COMPACT_RECORDS = 1_000
-_COMPACT_FACTOR = 4
 FOREVER = 2**62
 _bucket = attrgetter("id.bucket")
 
@@ -107,9 +104,7 @@ class Log:
         self._attempts = itertools.count()
         #: Cache of `info`. An append removes the entries that it may have changed.
         self._infos: dict[str, StreamInfo] = {}
-        #: Records appended to the manifest since its last rewrite.
-        self._grown = 0
-        self._compact_at = 0
+        self._compaction = Compaction()
 
     @classmethod
     def open(
@@ -158,7 +153,7 @@ class Log:
                     for segment in stream.segments
                 }
                 log.orphans = folder.tidy(base, sizes, disk, fresh=not records)
-                log._grown = len(records)
+                log._compaction.appended(len(records), manifest.size_bytes)
                 # Tentative rows are not synced, so those of a previous instance are discarded.
                 undos = [
                     Undo(stream.name, stream.complete_upto, stream.undos + 1)
@@ -297,7 +292,7 @@ class Log:
             with self.changed:
                 rehearse(self._state, records)
                 acks = list(self._unwritten.items())
-            self._manifest.append([*records, *(ack for _, ack in acks)])
+            size_bytes = self._manifest.append([*records, *(ack for _, ack in acks)])
             with self.changed:
                 for record in records:
                     self._infos.pop(getattr(record, "stream", ""), None)
@@ -308,7 +303,7 @@ class Log:
                     if self._unwritten[key] is ack:
                         del self._unwritten[key]
                 self.changed.notify_all()
-            self._grown += len(records) + len(acks)
+            self._compaction.appended(len(records) + len(acks), size_bytes)
             self._compact()
 
     def commit(
@@ -437,7 +432,9 @@ class Log:
     def save_state(self, path: str, bucket: int, body: dict[str, Any], files: list[str]) -> None:
         """Syncs and records a state version; `files` are its files and folders below the root."""
         self.sync(files)  # the round trip through JSON gives memory what recovery would read
-        self.append(State(path, bucket, json.loads(json.dumps(body))))
+        text = json.dumps(body)
+        self._compaction.saved(path, len(text))
+        self.append(State(path, bucket, json.loads(text)))
 
     def sync(self, files: Sequence[str]) -> None:
         """Syncs files and folders below the root, if the log syncs its writes."""
@@ -488,16 +485,16 @@ class Log:
 
     def _compact(self) -> None:
         """Rewrites the manifest when most of its records are obsolete. A failure only delays it."""
-        if self._grown <= max(_COMPACT_RECORDS, self._compact_at):
+        if not self._compaction.is_possible():
             return
         with self.changed:
-            if self._grown <= _COMPACT_FACTOR * live_records(self._state):
+            if not self._compaction.is_due(self._state):
                 return
             records = snapshot(self._state)
         try:
             self._manifest.rewrite(records)
         except LogError:
             # The preceding append is durable: an error would make its caller repeat it.
-            self._compact_at = 2 * self._grown
+            self._compaction.failed()
             return
-        self._grown = self._compact_at = 0
+        self._compaction.done()

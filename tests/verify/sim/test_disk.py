@@ -19,7 +19,7 @@ import pytest
 from holdfast.config import FsyncPolicy
 from holdfast.errors import LogError, StorageFull
 from holdfast.storage import Counter, Log, Record, Token
-from holdfast.storage import store as log_store
+from holdfast.storage import compaction
 from holdfast.storage.disk import Disk
 from holdfast.storage.files import put_file
 from holdfast.storage.log_state import LogState, fold
@@ -337,12 +337,13 @@ class Life:
         self.sure, self.asked = copy.deepcopy(log._state), ()
         append = log._manifest.append
 
-        def recorded(records: Sequence[Record]) -> None:
+        def recorded(records: Sequence[Record]) -> int:
             self.asked = records
-            append(records)
+            size_bytes = append(records)
             for record in records:
                 fold(self.sure, record)
             self.asked = ()
+            return size_bytes
 
         log._manifest.append = recorded  # type: ignore[method-assign]
         return log
@@ -396,8 +397,8 @@ def both(rng: random.Random) -> bool:
 
 @pytest.fixture(autouse=True)
 def _soon_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_store, "_COMPACT_RECORDS", 10)
-    monkeypatch.setattr(log_store, "_COMPACT_FACTOR", 1)
+    monkeypatch.setattr(compaction, "_RECORDS_MIN", 10)
+    monkeypatch.setattr(compaction, "_FACTOR", 1)
 
 
 def test_recovery_syncs_the_recovered_records_before_it_deletes_files() -> None:

@@ -159,6 +159,7 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
         except KeyboardInterrupt:
             pass  # the signal handler has already printed a message
         finally:
+            stopped = run.parts.stopped()
             run.stop()
     printer.failures(run.failures.all())
     run.raise_failure()
@@ -172,14 +173,14 @@ def run_live(args: argparse.Namespace, options: Options) -> int:
         if contract["breaks"]:
             console.print(f"[red]{broken_text(name, contract)}[/red]", highlight=False)
     if not args.audit:
-        return 0
+        return 1 if stopped else 0
     from holdfast.engine import session
     from holdfast.verify.audit import audit
 
     console.print("audit: computing the ideal output from the source logs …")
     report = audit(network, storage, session.start(options).large)
     show_report(report, None)
-    return 0 if report.ok else 1
+    return 0 if report.ok and not stopped else 1
 
 
 def _show(run: Run, args: argparse.Namespace, console: Console, printer: Printer) -> None:

@@ -46,6 +46,20 @@ def test_a_host_gets_an_epoch_and_its_nodes_and_registers(chief: InProcess) -> N
     assert not chief.call(Register("host-1", epoch, (node,))).current
 
 
+def test_predicted_recoveries_are_those_of_the_last_heartbeats(log: Log) -> None:
+    """They stay when a host dies: this is when they matter."""
+    service = Service(consumers={})
+    controller = ControllerService(Controller(log, PEERS, 0, LAYOUT), service, ["out"])
+    host = InProcess(service)
+    epoch = host.call(NextEpoch("process.host-1")).epoch
+    for ms in (900, 700):
+        node = Instance("a", "127.0.0.1:1", 1, recovery_ms={"main": ms})
+        host.call(Register("host-1", epoch, (node,)))
+        assert controller.recovery_ms() == {"a": {"main": ms}}
+    controller.ended("host-1")
+    assert controller.recovery_ms() == {"a": {"main": 700}}
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [

@@ -47,9 +47,10 @@ class Story:
             for host in hosts
         }
         self.differs: dict[str, list[str]] = {}
+        self.recovery_ms: dict[str, dict[str, int]] = {}
         self.parts = Parts(
             self.net, processes, lambda host: [host], lambda host: self.reported.get(host, {}),
-            lambda: self.differs,
+            lambda: self.differs, lambda: self.recovery_ms,
         )  # fmt: skip
         monitor = Monitor(self.net, fragments(self.net), {}, {}, [], [])
         self.metrics = Metrics(monitor, {}, {}, {}, self.parts)
@@ -100,6 +101,13 @@ def test_metrics_report_unhealthy_components_and_stopped_outputs(tmp_path: Path)
     assert sample("holdfast_part_failures", {"what": "node", "part": "second"}) == 20
     assert sample("holdfast_output_stopped", {"output": "far"}) == 1
     assert sample("holdfast_output_stopped", {"output": "near"}) == 0
+
+
+def test_metrics_report_predicted_recoveries_of_nodes_in_other_processes(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    story.recovery_ms = {"first": {"main": 1_500}}
+    labels = {"node": "first", "path": "main"}
+    assert story.metrics.registry.get_sample_value("holdfast_path_recovery_seconds", labels) == 1.5
 
 
 def test_metrics_count_replicas_that_differ(tmp_path: Path) -> None:

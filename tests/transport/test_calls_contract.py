@@ -48,7 +48,7 @@ REQUESTS: list[Request[Any]] = [
     calls.Register(
         "host-1",
         2,
-        (Instance("main", "127.0.0.1:1", 4, 7, {"a": 3, "b": None}),),
+        (Instance("main", "127.0.0.1:1", 4, 7, {"a": 3, "b": None}, recovery_ms={"a": 700}),),
         {"main@2": PartStatus("storage", "read-only", "repair it", 3, True, True, False, 9, None)},
     ),
     calls.Locate("tap", "main"),

@@ -42,6 +42,8 @@ class ControllerService:
         self._unhealthy: dict[str, Mapping[str, PartStatus]] = {}
         #: Differences between a node and its other replicas, as last reported by the node.
         self._differs: dict[str, tuple[str, ...]] = {}
+        #: Predicted times of recoveries by path, as last reported by each node.
+        self._recovery_ms: dict[str, Mapping[str, int]] = {}
         #: Called with the position of the slowest node of a host.
         self.on_progress: Callable[[str, int], None] = lambda host, position: None
         #: Called on every heartbeat of a host.
@@ -59,6 +61,10 @@ class ControllerService:
         return {
             node: differences for node, differences in list(self._differs.items()) if differences
         }
+
+    def recovery_ms(self) -> dict[str, Mapping[str, int]]:
+        """By node and path with eventual checkpoints: the predicted time of a recovery."""
+        return dict(self._recovery_ms)
 
     def ended(self, host: str) -> None:
         """Record that the process of a host has exited."""
@@ -134,6 +140,7 @@ class ControllerService:
 
     def _knows(self, instance: Instance, at: int) -> bool:
         self._differs[instance.node] = instance.differs
+        self._recovery_ms[instance.node] = instance.recovery_ms
         try:
             if not instance.up:
                 return self._controller.announce(instance.node, instance.address, instance.epoch)

@@ -121,10 +121,11 @@ class Hosted:
         node, server, caught_up = self._node, self._server, self._caught_up
         if node is not None and server is not None:
             positions = {n: path.position for n, path in node.performer.core.paths.items()}
-            differs = tuple(node.performer.comparison.differences)
+            performer = node.performer
             return Instance(
-                self.name, server.address, node.log.epoch, self.position, positions, True, differs
-            )
+                self.name, server.address, node.log.epoch, self.position, positions, True,
+                tuple(performer.comparison.differences), performer.checkpoints.recovery_ms(),
+            )  # fmt: skip
         if caught_up is not None:
             return Instance(self.name, caught_up.address, caught_up.epoch, up=False)
         return None

@@ -112,6 +112,14 @@ class Checkpoints:
         self._full.pop(path, None)
         self.seconds.append(seconds)
 
+    def recovery_ms(self) -> dict[str, int]:
+        """By path with eventual checkpoints: the predicted time of a recovery."""
+        predicted = {
+            name: control.status["recovery_ms_predicted"]
+            for name, control in list(self.eventual.items())
+        }
+        return {name: ms for name, ms in predicted.items() if ms is not None}
+
     @property
     def trouble(self) -> str | None:
         """Why checkpoints of a path are late; the path goes on without them."""

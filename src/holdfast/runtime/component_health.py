@@ -34,14 +34,16 @@ class Parts:
         assigned: Callable[[str], list[str]],
         reported: Callable[[str], Mapping[str, PartStatus]],
         differs: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        recovery_ms: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
         failures: Failures | None = None,
     ) -> None:
         """`assigned` and `reported`: the nodes of a host, and the unhealthy nodes that it reported.
-        `differs`: differences between the results of replicas. `failures`: set for a run without
+        `differs`: differences between the results of replicas. `recovery_ms`: predicted times of
+        recoveries by node and path, of nodes in other processes. `failures`: set for a run without
         hosts, whose nodes run in its own process."""
         self._processes, self._assigned, self._reported = processes, assigned, reported
         self._failures = failures
-        self.differs = differs
+        self.differs, self.recovery_ms = differs, recovery_ms
         self._needs = {op.name: _needs(network, op.name) for op in network.outputs}
 
     def hosts(self) -> dict[str, PartStatus]:

@@ -4,7 +4,7 @@ Metrics keep no counters of their own: each scrape reads the values where they a
 run has its own registry, which a program may serve itself; `Options.metrics_port` serves it on
 `/metrics`. Nodes in other processes are not asked for values, because a hung node would delay every
 scrape. Metrics of other processes contain only values that this process already has: restarts,
-health and differences between replicas.
+and what heartbeats report.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class Metrics(Collector):
             "node",
             "path",
         )
+        predicted_ms = dict(self._parts.recovery_ms())
         for name, node in list(self._nodes.items()):
             status = node.status()
             steps.add_metric([name], status["steps"])
@@ -136,9 +137,10 @@ class Metrics(Collector):
             for path, path_status in status["paths"].items():
                 for state in OutputState:
                     states.add_metric([name, path, state.value], path_status["state"] == state)
-                if (footprints := path_status["footprints"]) is not None:
-                    predicted_s = footprints["recovery_ms_predicted"] / 1_000
-                    recovery.add_metric([name, path], predicted_s)
+            predicted_ms[name] = node.performer.checkpoints.recovery_ms()
+        for name, paths in predicted_ms.items():
+            for path, ms in paths.items():
+                recovery.add_metric([name, path], ms / 1_000)
         restarts = _counter("host_restarts", "Restarts of the process", "host")
         for name, process in list(self._processes.items()):
             restarts.add_metric([name], process.restarts)

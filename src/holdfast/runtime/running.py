@@ -169,6 +169,7 @@ class Run:
             network, self.processes, lambda host: self.controller.assigned(host),
             lambda host: self._controller_service.unhealthy(host),
             lambda: self._controller_service.differs(),
+            lambda: self._controller_service.recovery_ms(),
             self.failures if deployment == "local" else None,
         )  # fmt: skip
         self.metrics = Metrics(self.monitor, self.sources, self.nodes, self.processes, self.parts)

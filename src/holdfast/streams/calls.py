@@ -278,6 +278,8 @@ class Instance:
     up: bool = True
     #: Differences from the results of other replicas, as text for users.
     differs: tuple[str, ...] = ()
+    #: By path with eventual checkpoints: the predicted time of a recovery.
+    recovery_ms: Mapping[str, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

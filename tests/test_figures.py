@@ -74,7 +74,7 @@ def test_the_documents_equal_the_stored_results(document: Path) -> None:
 
 
 #: Stored from `--quick`, which has all repeats; a full run only has more and longer steps.
-QUICK = {"cec", "vs-structured-streaming", "vs-peers", "growth"}
+QUICK = {"vs-structured-streaming", "vs-peers", "growth"}
 
 
 def test_stored_results_are_full_runs_or_say_that_they_are_quick() -> None:

@@ -34,6 +34,7 @@ EXPERIMENTS = {
     "vs-peers": "the windowed aggregate on Flink SQL, Bytewax and Pathway",
     "endurance": "memory and step time over thousands of buckets",
     "cec": "eventual checkpoints: cost and recovery time (CEC Figures 5 to 9)",
+    "cec-kills": "eventual checkpoints: recovery of a node killed with SIGKILL",
     "growth": "step time, memory and bytes written over rows, keys, windows, joins and outputs",
 }
 
@@ -70,9 +71,9 @@ def run_experiment(name: str, *, quick: bool, json_to: str | None, plots: str | 
         "busy": round(psutil.cpu_percent() / 100, 2),
     }
     result = {"experiment": name, "quick": quick, "measured": measured, **result}
-    console.print(module.table(result))
     if json_to is not None:
         write_json(result, json_to)
+    console.print(module.table(result))
     if plots is not None:
         try:
             import matplotlib

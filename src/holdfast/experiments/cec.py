@@ -3,7 +3,7 @@ checkpoints of the whole state on the same workload.
 
 Everything runs in this process, without transport (`cec_bench.py`), on Spark. Crashes forget
 everything but the files, and the page cache is dropped; the JVM stays, as if the process had
-started and done a first job. `cec_kills.py` kills real processes.
+started and done a first job. The experiment `cec-kills` kills real processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from rich.table import Table
 
 from holdfast.config import Options
 from holdfast.engine import session
-from holdfast.experiments import cec_kills
 from holdfast.experiments.cec_objectives import delays, objectives, whole_state
 from holdfast.experiments.cec_sweeps import CHANGES, PAPER, SCALE, baseline, load_times, sweep
 
@@ -27,14 +26,13 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     sessions = session.start(Options(master="local[2]", memory="2g"))
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-cec-") as folder:
+            slow = delays(sessions, folder, 500 if quick else 5_000, say)
             base = baseline(sessions, folder, *((3, 20) if quick else (5, 200)), say)
             swept = sweep(sessions, folder, *((3, 10) if quick else (5, 20)), say)
             stated = objectives(sessions, folder, 10 if quick else 100, say)
             whole = whole_state(sessions, folder, *((50, 2) if quick else (100, 5)), say)
-            slow = delays(sessions, folder, 500 if quick else 5_000, say)
     finally:
         sessions.stop()
-    killed = cec_kills.run(2 if quick else 10, say)
     return {
         **_ratios(base),
         **load_times(swept),
@@ -47,7 +45,6 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         "objectives": stated,
         "whole_state": whole,
         "delays": slow,
-        "kills": killed,
     }
 
 
@@ -75,6 +72,8 @@ def table(result: dict[str, Any]) -> Table:
                 *(_beside(row, key, paper, number) for key in ("extent", "load_s", "replayed_mb")),
                 f"{row['recovery_s']:.1f}", _beside(row, "response_s", paper, number),
             )  # fmt: skip
+    response_s = result["sweeps"]["without"]["response_s"]
+    shown.add_row("without checkpoints", *("" for _ in range(6)), f"{response_s:.2f}")
     shown.caption = "\n".join(_captions(result))
     return shown
 
@@ -109,26 +108,19 @@ def _captions(result: dict[str, Any]) -> list[str]:
         f"{slow['cec']['ms_p999']:.0f} ms with footprints, {slow['none']['ms_p999']:.0f} without "
         f"(measured twice: {slow['again']['ms_p999']:.0f})",
     ]
-    captions.append(
-        "bytes made durable at 5 s over those at 1 s: "
-        f"{result['objectives']['bytes_5s_over_1s']:.2f}"
-    )
-    stated_times = [
-        (stated, of)
-        for part in (result["objectives"], result["kills"])
-        for stated, of in part.items()
-        if isinstance(of, dict)
+    stated_times = {s: of for s, of in result["objectives"].items() if isinstance(of, dict)}
+    captions += [
+        f"recovery stated {stated}: {of['within']} of {of['crashes']} crashes within, median "
+        f"{statistics.median(of['recovery_s']):.2f} s, predicted "
+        f"{statistics.median(of['predicted_s']):.2f} s (error: median {of['error_median']:.0%}, "
+        f"90th percentile {of['error_p90']:.0%})"
+        for stated, of in stated_times.items()
     ]
-    for stated, of in stated_times:
-        captions.append(
-            f"{of.get('what', 'crash')}, recovery stated {stated}: {of['within']} of "
-            f"{of['crashes']} within, median {statistics.median(of['recovery_s']):.2f} s, "
-            f"predicted {statistics.median(of['predicted_s']):.2f} s (error: median "
-            f"{of['error_median']:.0%}"
-            + (f", 90th percentile {of['error_p90']:.0%})" if "error_p90" in of else ")")
-            + (f", pause {statistics.median(of['pause_s']):.1f} s" if "pause_s" in of else "")
-        )
-    return captions
+    return [
+        *captions,
+        "bytes made durable at 5 s over those at 1 s: "
+        f"{result['objectives']['bytes_5s_over_1s']:.2f}",
+    ]
 
 
 def plot(result: dict[str, Any], folder: str) -> list[str]:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -401,8 +402,5 @@ def forget_pages(*folders: str) -> None:
     for folder in folders:
         for parent, _, names in os.walk(folder):
             for name in names:
-                fd = os.open(os.path.join(parent, name), os.O_RDONLY)
-                try:
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(fd)
+                with suppress(FileNotFoundError), open(os.path.join(parent, name), "rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

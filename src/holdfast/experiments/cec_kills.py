@@ -1,12 +1,14 @@
 """A real deployment whose node is killed with SIGKILL and recovers from footprints.
 
-The node measures its recovery itself, from the moment when its log is open (the process has started
-and has run its first jobs) until the first new bucket is committed. The pause of the client, from
-the kill to the first new bucket, also contains the start of the process and of its JVM.
+The node measures its recovery itself, from the moment when it opens its log (the process has
+started and has run its first jobs) until the first new bucket is committed. The pause of the
+client, from the kill to the first new bucket, also contains the start of the process and of its
+JVM. The page cache of the storage is dropped before the process is started again.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import statistics
@@ -16,8 +18,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rich.table import Table
+
 import holdfast as hf
-from holdfast.experiments.cec_bench import OUTPUT, WIDTH_US, Workload
+from holdfast.experiments import spread
+from holdfast.experiments.cec_bench import OUTPUT, WIDTH_US, Workload, forget_pages
 from holdfast.runtime.running import Run
 
 WORK = Workload(100_000, 10, 5_000)
@@ -30,15 +35,15 @@ WARM, BETWEEN = 120, 30
 LIMIT_S = 180.0
 
 
-def run(kills: int, say: Callable[[str], None]) -> dict[str, Any]:
-    found = {}
+def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    kills, found = 2 if quick else 10, {}
     for stated_s in NETWORKS:
         folder = tempfile.mkdtemp(prefix="holdfast-cec-kills-")
         try:
             found[f"{stated_s}s"] = _run(folder, stated_s, kills, say)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return {"objectives": found}
 
 
 def _run(folder: str, stated_s: int, kills: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def _run(folder: str, stated_s: int, kills: int, say: Callable[[str], None]) -> 
             wait_for(pushed - 1)
             predicted_s.append(_footprints(running)["recovery_ms_predicted"] / 1_000)
             killed_s = time.monotonic()
-            process.kill()
+            process.kill(before_restart=lambda: forget_pages(folder))
             push(2)
             wait_for(pushed - 2)
             pause_s.append(time.monotonic() - killed_s)
@@ -92,8 +97,7 @@ def _run(folder: str, stated_s: int, kills: int, say: Callable[[str], None]) -> 
         thread.join(LIMIT_S)
     errors = [abs(p - took) / took for p, took in zip(predicted_s, took_s, strict=True)]
     return {
-        "what": "SIGKILL",
-        "crashes": kills,
+        "kills": kills,
         "within": sum(took <= stated_s for took in took_s),
         "recovery_s": [round(took, 2) for took in took_s],
         "predicted_s": [round(predicted, 2) for predicted in predicted_s],
@@ -107,3 +111,52 @@ def _footprints(running: Run) -> dict[str, Any]:
     (path,) = node["paths"].values()
     found: dict[str, Any] = path["footprints"]
     return found
+
+
+def table(result: dict[str, Any]) -> Table:
+    shown = Table(title="A node with eventual checkpoints is killed with SIGKILL")
+    for column in ("recovery stated (s)", "kills", "within", "recovery (s)", "predicted (s)",
+                   "median error", "pause of the client (s)"):  # fmt: skip
+        shown.add_column(column, justify="right")
+    for stated, of in result["objectives"].items():
+        shown.add_row(
+            stated.removesuffix("s"), str(of["kills"]), str(of["within"]),
+            spread(of["recovery_s"], 2), spread(of["predicted_s"], 2), f"{of['error_median']:.0%}",
+            spread(of["pause_s"], 1),
+        )  # fmt: skip
+    shown.caption = "median (range)"
+    return shown
+
+
+def plot(result: dict[str, Any], folder: str) -> list[str]:
+    import matplotlib.pyplot as plt
+
+    figure, at = plt.subplots(figsize=(7, 4))
+    of_stated = result["objectives"]
+    for key, label, marker in (
+        ("recovery_s", "recovery", "o"),
+        ("predicted_s", "predicted", "x"),
+        ("pause_s", "pause of the client", "s"),
+    ):
+        places = [n + shift for n, of in enumerate(of_stated.values()) for shift in _apart(of[key])]
+        at.scatter(places, [s for of in of_stated.values() for s in of[key]],
+                   marker=marker, label=label, alpha=0.7)  # fmt: skip
+    for number, stated in enumerate(of_stated):
+        at.hlines(float(stated.removesuffix("s")), number - 0.4, number + 0.4, color="red",
+                  label="" if number else "stated")  # fmt: skip
+    at.set_xticks(range(len(of_stated)), of_stated)
+    at.set_xlabel("recovery time stated")
+    at.set_ylabel("seconds")
+    at.set_ylim(bottom=0)
+    at.grid(alpha=0.3)
+    at.legend()
+    path = os.path.join(folder, "cec-kills.png")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return [path]
+
+
+def _apart(values: list[float]) -> list[float]:
+    """Places next to each other, so that equal values do not hide one another."""
+    return [0.5 * (number / len(values) - 0.5) for number in range(len(values))]

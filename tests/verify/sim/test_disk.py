@@ -18,8 +18,7 @@ import pytest
 
 from holdfast.config import FsyncPolicy
 from holdfast.errors import LogError, StorageFull
-from holdfast.storage import Counter, Log, Record, Token
-from holdfast.storage import compaction
+from holdfast.storage import Counter, Log, Record, Token, compaction
 from holdfast.storage.disk import Disk
 from holdfast.storage.files import put_file
 from holdfast.storage.log_state import LogState, fold

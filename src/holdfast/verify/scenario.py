@@ -75,6 +75,8 @@ KINDS: Mapping[str, Kind] = {
     "clock": Kind("the wall clock is stepped by `value` ms, and back", "process", True,
                   takes="milliseconds", simulated_only=True),
     "rot": Kind("a bit flips in a file of the storage", "process", False, simulated_only=True),
+    "rot-state": Kind("a bit flips in a file of the state; after `for`, the file is restored and "
+                      "the node restarts", "node", True, simulated_only=True),
     "eio-read": Kind("reads of the storage fail", "process", True, simulated_only=True),
     "eio-fsync": Kind("fsync of the storage fails", "process", True, simulated_only=True),
 }  # fmt: skip

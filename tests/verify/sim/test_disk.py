@@ -51,15 +51,29 @@ def test_rot_flips_one_bit_of_one_file() -> None:
     hit: set[str] = set()
     for _ in range(40):
         before = {path: disk.read(path) for path in files}
-        rotten = disk.rot()
-        assert rotten is not None
+        rotten, restore = disk.rot() or ("", None)
+        assert restore is not None
         hit.add(rotten)
         changed = [
             (path, bits) for path in files if (bits := _bits(before[path]) ^ _bits(disk.read(path)))
         ]
         assert [path for path, _ in changed] == [rotten]
         assert changed[0][1].bit_count() == 1
+        restore()
+        assert {path: disk.read(path) for path in files} == before
     assert hit == {"/d/a", "/d/b"}
+
+
+def test_rot_of_the_state_flips_no_other_bits() -> None:
+    disk = MemoryDisk(random.Random(1))
+    for folder in ("/d", "/d/state"):
+        disk.make_folder(folder, fsync=True)
+    disk.put("/d/log", b"some", fsync=True)
+    assert disk.rot(state=True) is None
+    disk.put("/d/state/keys", b"bytes", fsync=True)
+    for state, path in ((True, "/d/state/keys"), (False, "/d/log")):
+        hit = {rotten[0] for _ in range(20) if (rotten := disk.rot(state=state)) is not None}
+        assert hit == {path}
 
 
 def _bits(data: bytes) -> int:

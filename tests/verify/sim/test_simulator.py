@@ -163,7 +163,7 @@ def test_scenarios_for_real_processes_pass_in_virtual_time_too(name: str) -> Non
     assert simulate(find(name), Options(checkpoint_buckets=10)).failed == []
 
 
-RARE_FAULTS = {"hang", "clock", "rot", "eio-read", "eio-fsync", "end", "restore"}
+RARE_FAULTS = {"hang", "clock", "rot", "rot-state", "eio-read", "eio-fsync", "end", "restore"}
 
 
 def test_every_kind_of_fault_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:

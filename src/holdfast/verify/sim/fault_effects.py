@@ -88,10 +88,18 @@ def apply(fault: Fault, cast: Cast) -> Heal:
         case "eio-fsync":
             process.disk.unsyncable = True
             return lambda: setattr(process.disk, "unsyncable", False)
-        case "rot":
-            path = process.disk.rot()
+        case "rot" | "rot-state":
+            is_state = fault.do == "rot-state"
+            path, restore = process.disk.rot(state=is_state) or (None, lambda: None)
             process.world.say(process.name, "bit flipped in", path)
-            return lambda: None
+
+            def restart_repaired() -> None:
+                """An operator restores the file from a backup and restarts the host."""
+                restore()
+                process.die("killed")
+                cast.start(process)
+
+            return restart_repaired if is_state else lambda: None
         case "skew" | "clock":
             return _set_clock(process, int(fault.value * 1_000))
         case "silent":

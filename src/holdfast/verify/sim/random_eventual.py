@@ -1,6 +1,7 @@
 """Random scenarios with continuous eventual checkpoints: limits that make checkpoints frequent or
-rare, and nodes that fail together, also at any write. As with `recovery='checkpoint'`, the storage
-of a node with `recovery='cec'` is neither deleted nor damaged."""
+rare, nodes that fail together, also at any write, and bits that flip in footprints. As with
+`recovery='checkpoint'`, the storage of a node with `recovery='cec'` is not deleted, and what is
+damaged is restored later."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import random
 from dataclasses import replace
 
 from holdfast.model import operators as ops
-from holdfast.model.fragments import Fragment, fragment_of
+from holdfast.model.fragments import Fragment, fragment_of, fragments, replicas_of
 from holdfast.model.network import Network
 from holdfast.verify.scenario import Fault
 from holdfast.verify.sim.networks import NETWORKS
@@ -18,6 +19,8 @@ CEC = "cec"
 #: Share of the seeds.
 SHARE = 0.08
 CEC_NETWORKS = [name for name in sorted(NETWORKS) if name.startswith(CEC)]
+#: Share of the scenarios with bits that flip in footprints.
+ROTTEN = 0.2
 #: Faults after which the storage of a node is empty, old or damaged.
 _LOST = {"wipe", "replace", "rot", "restore"}
 
@@ -44,6 +47,24 @@ def survivable(faults: list[Fault], network: Network) -> list[Fault]:
         else fault
         for fault in faults
     ]
+
+
+def rotten(chance: random.Random, network: Network, seconds: float) -> list[Fault]:
+    """Bits that flip in files of the state, which are restored later, of nodes with
+    `recovery='cec'`. Sometimes the node is killed, so that its recovery finds the damage."""
+    nodes = [
+        node
+        for part in fragments(network)
+        if network.protection(part.name).recovery == CEC
+        for node in replicas_of(network, part.name)
+    ]
+    faults: list[Fault] = []
+    for name in chance.sample(nodes, min(len(nodes), chance.choice([1, 1, 2]))):
+        at_ms, for_ms = chance.randrange(1_500, int(600 * seconds)), chance.choice([300, 2_500])
+        faults.append(Fault(at_ms * MS, "rot-state", name, for_ms * MS))
+        if chance.random() < 0.5:
+            faults.append(death(chance, "kill", name, at_ms + chance.randrange(100), 50))
+    return faults
 
 
 def failures_together(chance: random.Random, targets: Targets, until_s: float) -> list[Fault]:

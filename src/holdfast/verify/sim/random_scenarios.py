@@ -19,9 +19,11 @@ from holdfast.verify.sim.networks import NETWORKS
 from holdfast.verify.sim.random_eventual import (
     CEC,
     CEC_NETWORKS,
+    ROTTEN,
     SHARE,
     failures_together,
     limits_of,
+    rotten,
     survivable,
 )
 from holdfast.verify.sim.random_faults import Targets, beside_of, fault_of, hosts_fail, lasting_of
@@ -72,9 +74,13 @@ def scenario_of(seed: int, only: str | None = None) -> Scenario:
         at_us = _time_in(chance, scenario.seconds, 0.1, 0.6)
         for_us = _time_in(chance, scenario.seconds, 0.05, 0.35)
         added.append(Fault(at_us, "restore", chance.choice(targets.nodes), for_us))
-    faults = sorted((*scenario.faults, *added), key=lambda fault: fault.at_us)
+    faults = [*scenario.faults, *added]
     if scenario.network in CEC_NETWORKS:
-        faults = survivable(faults, _protected(scenario.network, seed))
+        network, rots = _protected(scenario.network, seed), random.Random(f"rot/{seed}")
+        faults = survivable(faults, network)
+        if rots.random() < ROTTEN:
+            faults += rotten(rots, network, scenario.seconds)
+    faults.sort(key=lambda fault: fault.at_us)
     return replace(scenario, faults=tuple(faults))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Callable
 
 from holdfast.storage.disk import TEMPORARY, AppendFile
 
@@ -88,22 +89,28 @@ class MemoryDisk:
             if isinstance(node, _File):
                 self._tear(node)
 
-    def rot(self) -> str | None:
-        """A bit of a random file flips at rest. State files are excluded: those of the simulated
-        engine have no checksum. Returns the path; None if there is no file with content."""
+    def rot(self, *, state: bool = False) -> tuple[str, Callable[[], None]] | None:
+        """A bit flips at rest in a random file, one of the state or of the rest. Returns the path
+        and a function that restores the bit; None if there is no such file with content."""
         files = [
             path
             for path, node in sorted(self._nodes.items())
             if isinstance(node, _File) and node.data and not path.endswith("/lock")
-            if "/state/" not in path
+            if ("/state/" in path) == state
         ]
         if not files:
             return None
         path = self._rng.choice(files)
         file = self._nodes[path]
         assert isinstance(file, _File)
-        file.data[self._rng.randrange(len(file.data))] ^= 1 << self._rng.randrange(8)
-        return path
+        at, bit = self._rng.randrange(len(file.data)), 1 << self._rng.randrange(8)
+        file.data[at] ^= bit
+
+        def restore() -> None:
+            if at < len(file.data):  # otherwise power was lost before the byte was durable
+                file.data[at] ^= bit
+
+        return path, restore
 
     def wipe(self) -> None:
         """The machine gets a new, empty disk."""

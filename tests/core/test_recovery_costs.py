@@ -92,7 +92,7 @@ def test_a_recovery_lasts_until_the_first_new_bucket_is_committed() -> None:
     recovery = Recovery(upto=2, entries=80_000, load_us=400_000, opening_us=100_000)
     recovery.replayed({1: 50_000}, took_us=1_500_000)
     recovery.replayed({2: 50_000}, took_us=2_500_000)
-    assert recovery.finished(200_000, costs) == 4_700_000
+    assert recovery.finished({3: 1_000}, 200_000, costs) == 4_700_000
     assert (costs.entry_us, costs.row_us) == (5.0, 38.0)
     assert costs.fixed_us == 300_000, "to open the log, and for the next bucket"
     assert costs.predicted_us(80_000, 0) == 700_000, "nothing to replay, no step for it"
@@ -102,12 +102,12 @@ def test_a_recovery_lasts_until_the_first_new_bucket_is_committed() -> None:
 def test_the_first_recovery_replaces_the_assumed_fixed_costs_later_ones_correct_them() -> None:
     costs = RecoveryCosts()
     recovery = Recovery(upto=3, entries=0, load_us=0, opening_us=0)
-    recovery.finished(900_000, costs)
+    recovery.finished({3: 1_000}, 900_000, costs)
     assert costs.fixed_us == 900_000
-    Recovery(upto=9, entries=0, load_us=0, opening_us=0).finished(500_000, costs)
+    Recovery(upto=9, entries=0, load_us=0, opening_us=0).finished({3: 1_000}, 500_000, costs)
     assert costs.fixed_us == pytest.approx(700_000), "the mean of two"
     for _ in range(50):
-        Recovery(upto=9, entries=0, load_us=0, opening_us=0).finished(500_000, costs)
+        Recovery(upto=9, entries=0, load_us=0, opening_us=0).finished({3: 1_000}, 500_000, costs)
     assert costs.fixed_us == pytest.approx(500_000, rel=0.01), "old ones are forgotten"
 
 
@@ -115,3 +115,12 @@ def test_without_logged_costs_the_assumed_ones_apply() -> None:
     """The newest checkpoint may be from another form of recovery."""
     assert RecoveryCosts.of(()) == RecoveryCosts()
     assert RecoveryCosts.of((5.0, 2.0, 9)) == RecoveryCosts(), "of another version"
+
+
+def test_a_recovery_that_ends_with_an_empty_bucket_does_not_make_the_next_one_cheap() -> None:
+    """The bucket needs no job. One with rows pays for planning the first jobs."""
+    costs = RecoveryCosts()
+    Recovery(upto=3, entries=0, load_us=1_000, opening_us=20_000).finished({}, 5_000, costs)
+    assert (costs.recoveries, costs.fixed_us, costs.step_us) == (1, 1_000_000, 0)
+    Recovery(upto=3, entries=0, load_us=1_000, opening_us=20_000).finished({4: 0}, 9_000_000, costs)
+    assert costs.fixed_us > 4_000_000, "not cheap, but possibly expensive"

@@ -19,10 +19,13 @@ import numpy as np
 import pytest
 
 from holdfast.config import Options
+from holdfast.core.eventual_checkpoint import EventualCheckpoint, Recovered, Settings, Targets
+from holdfast.core.recovery_costs import RecoveryCosts
 from holdfast.engine import engine, layers
 from holdfast.errors import LogCorrupted, LogError, StorageLost
 from holdfast.model.contract import Contract
 from holdfast.model.network import Network
+from holdfast.node.checkpoints import Checkpoints
 from holdfast.verify.sim.simulated_disk import Crashed
 from tests.engine.test_layers import sessions
 from tests.node.damage import DAMAGE
@@ -344,3 +347,16 @@ def test_a_checkpoint_that_waits_for_space_is_reported_once_and_shown_until_it_i
     assert caplog.text.count("waits for disk space") == 1
     node.commits(1)
     assert node.performer.checkpoints.trouble is None
+
+
+def test_reading_the_state_of_other_paths_is_a_part_of_the_recovery() -> None:
+    """A node reads all paths before any of them continues."""
+    unused: Any = None
+    checkpoints = Checkpoints("main", unused, unused, lambda: 0)
+    for name, load_us in (("first", 300_000), ("second", 500_000)):
+        read = Recovered(9, 1_000, load_us, 20_000, RecoveryCosts())
+        checkpoints.eventual[name] = EventualCheckpoint(Settings(Targets(rows=10)), read)
+    checkpoints.add_other_paths()
+    for control in checkpoints.eventual.values():
+        assert control.recovery is not None
+        assert control.recovery.finished({10: 5}, 100_000, control.costs) == 920_000

@@ -61,7 +61,7 @@ class CrashingNode:
                 self.log.open_stream(output, "ts timestamp", "ts", 0)
         settings = Settings.of(self.net.protection("main"))
         self.checkpoints = Checkpoints("node", self.log, self.engine, lambda: self.now_us, settings)
-        version = self.checkpoints.recover(self.path)
+        version = self.checkpoints.recover([self.path]).get(self.path.name)
         self.control = self.checkpoints.eventual[self.path.name]
         self.version = self.engine.empty(self.path, -1) if version is None else version
         self.flushing: Version | None = None

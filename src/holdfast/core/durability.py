@@ -78,5 +78,4 @@ def upkeep(path: PathState, hi: int, at: int) -> Upkeep:
     """What the next step, up to bucket `hi`, does to shorten a recovery."""
     if path.eventual is None:
         return NO_UPKEEP
-    coming = sum(rows for bucket, rows, _ in path.waiting if bucket <= hi)
-    return path.eventual.upkeep(at, path.needs_from, coming)
+    return path.eventual.upkeep(at, path.needs_from, path.waiting_rows(hi))

@@ -161,20 +161,16 @@ class _Counts:
                 self.sum += count
 
     def forget_before(self, first: int) -> None:
-        for bucket, count in self._before(first):
-            del self._counts[bucket]
-            self.sum -= count
+        while self._counts and (oldest := next(iter(self._counts))) < first:
+            self.sum -= self._counts.pop(oldest)
 
     def since(self, first: int) -> int:
-        """The sum of the counts from bucket `first` on, which is one of the oldest."""
-        return self.sum - sum(count for _, count in self._before(first))
-
-    def _before(self, first: int) -> list[tuple[int, int]]:
-        found = []
-        for bucket, count in self._counts.items():
-            if bucket >= first:
+        """The sum of the counts from bucket `first` on, which is mostly one of the newest."""
+        found = 0
+        for bucket, count in reversed(self._counts.items()):
+            if bucket < first:
                 break
-            found.append((bucket, count))
+            found += count
         return found
 
 
@@ -265,7 +261,7 @@ class EventualCheckpoint:
         elif step.bucket <= recovery.upto:
             recovery.replayed(step.rows, step.took_us)
         else:
-            self.recovery_us = recovery.finished(step.took_us, self.costs)
+            self.recovery_us = recovery.finished(step.rows, step.took_us, self.costs)
             self.recovery, self._learned = None, self.costs.recoveries <= _LEARNED
         self._publish()
 

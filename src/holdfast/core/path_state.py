@@ -62,7 +62,7 @@ class PathState:
     def take_waiting(self, upto: int) -> dict[int, int]:
         """Forget the inputs up to a bucket, which were processed. Returns their rows by bucket,
         without those that only other paths needed."""
-        end = bisect_right(self.waiting, upto, key=lambda waits: waits[0])
+        end = self._waiting_upto(upto)
         rows: dict[int, int] = {}
         for bucket, count, _ in self.waiting[:end]:
             if bucket < self.needs_from:
@@ -70,6 +70,13 @@ class PathState:
             rows[bucket] = rows.get(bucket, 0) + count
         del self.waiting[:end]
         return rows
+
+    def waiting_rows(self, upto: int) -> int:
+        """Rows of inputs up to a bucket that have not been processed."""
+        return sum(count for _, count, _ in self.waiting[: self._waiting_upto(upto)])
+
+    def _waiting_upto(self, bucket: int) -> int:
+        return bisect_right(self.waiting, bucket, key=lambda waits: waits[0])
 
     def begin(self, recovery: str) -> tuple[int, int] | str:
         """Where the path starts: the bucket of its first state, and the first bucket whose results

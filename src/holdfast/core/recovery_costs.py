@@ -2,12 +2,11 @@
 
 Recovery (`eventual_checkpoint.py`) reads the entries that the newest record names, replays the
 input rows since then, and has fixed costs: it opens the log, plans its first jobs, and runs the
-next bucket. A
-replay is one step or several, each of which takes about as long as the next bucket. The
-paper (section III.A) leaves the calibration of such a formula open. Here every recovery is measured
-and corrects the costs, which are logged with each record. Before the first recovery, the cost of
-a row follows from normal steps, whose rows are fewer, so that each costs more: the prediction is
-then too long rather than too short.
+next bucket. A replay is one step or several, each of which takes about as long as the next bucket.
+The paper (section III.A) leaves the calibration of such a formula open. Here every recovery is
+measured and corrects the costs, which are logged with each record. Before the first recovery, the
+cost of a row follows from normal steps, whose rows are fewer, so that each costs more: the
+prediction is then too long rather than too short.
 """
 
 from __future__ import annotations
@@ -53,20 +52,30 @@ class RecoveryCosts:
             self.row_us += _STEP_WEIGHT * (took_us / rows - self.row_us)
 
     def recovered(
-        self, entries: int, rows: int, load_us: int, replay_us: int, all_us: int, next_us: int = 0
+        self,
+        entries: int,
+        rows: int,
+        load_us: int,
+        replay_us: int,
+        all_us: int,
+        next_us: int = 0,
+        next_rows: int = 1,
     ) -> None:
         """A recovery was measured: the time to load the entries, to replay the rows, and in all,
-        which contains that of the next bucket."""
+        which contains that of the next bucket. A next bucket without rows does not show what one
+        with rows costs."""
         self.recoveries += 1
         weight = max(_WEIGHT, 1 / self.recoveries)
         self.entry_us = _corrected(self.entry_us, entries, load_us, 0, weight)
-        self.step_us += weight * (next_us - self.step_us)
+        if next_rows:
+            self.step_us += weight * (next_us - self.step_us)
         if rows:
             self.replays += 1
             weight_of_rows = max(_WEIGHT, 1 / self.replays)
             self.row_us = _corrected(self.row_us, rows, replay_us, next_us, weight_of_rows)
         rest_us = max(0.0, all_us - self.entry_us * entries - self.replay_us(rows))
-        self.fixed_us += weight * (rest_us - self.fixed_us)
+        if next_rows or rest_us > self.fixed_us:
+            self.fixed_us += weight * (rest_us - self.fixed_us)
 
     def body(self) -> tuple[float, ...]:
         return (
@@ -93,7 +102,7 @@ class Recovery:
     #: Entries that were read, and the time to read and to verify them.
     entries: int
     load_us: int
-    #: The time to open the log, which is a part of the fixed costs.
+    #: The time to open the log and to read the state of other paths, a part of the fixed costs.
     opening_us: int
     #: Rows that were replayed, and the time for this.
     rows: int = 0
@@ -104,11 +113,14 @@ class Recovery:
         self.replay_us += took_us
         self.rows += sum(rows.values())
 
-    def finished(self, took_us: int, costs: RecoveryCosts) -> int:
-        """The first new bucket is committed. Corrects the costs and returns the time of the
-        recovery."""
+    def finished(self, rows: Mapping[int, int], took_us: int, costs: RecoveryCosts) -> int:
+        """The first new bucket is committed. `rows`: its rows. Corrects the costs and returns the
+        time of the recovery."""
         all_us = self.opening_us + self.load_us + self.replay_us + took_us
-        costs.recovered(self.entries, self.rows, self.load_us, self.replay_us, all_us, took_us)
+        costs.recovered(
+            self.entries, self.rows, self.load_us, self.replay_us, all_us, took_us,
+            sum(rows.values()),
+        )  # fmt: skip
         return all_us
 
 

@@ -159,8 +159,9 @@ def run_shard(
     state = change.state
     entries = Entries.of(state.rows, state.hashes, change.touched)
     name = LayerName(root, step.folder, f"shard-{number}")
-    layers = with_layer(shard.layers, entries, operator, name, step, step.fixed.get(number, 0))
     count = shard.rows - replaced + len(state.hashes)
+    fixed = step.fixed.get(number, 0)
+    layers = with_layer(shard.layers, entries, operator, name, step, fixed, count)
     return change.out, Shard(layers, count, _earliest(operator, shard, change, root))
 
 
@@ -186,13 +187,15 @@ def with_layer(
     name: LayerName,
     step: StepState,
     fixed: int,
+    rows: int,
 ) -> tuple[Layer, ...]:
-    """The layers with a new one on top. Some are merged if there are many."""
+    """The layers with a new one on top. Some are merged if there are many. `rows`: rows of the
+    state."""
     if operator.is_whole:  # the new state replaces everything
         layers = ()
     levels = [*(layer.level for layer in layers), 0]
     sizes = [*(layer.entries for layer in layers), len(entries)]
-    merge = to_merge(levels, sizes, fixed=fixed, most=step.merge_max, whole=step.merges)
+    merge = to_merge(levels, sizes, fixed=fixed, most=step.merge_max, whole=step.merges, rows=rows)
     first, end = merge or (len(layers), len(layers))
 
     def merged(newer: Entries | None) -> list[Layer]:

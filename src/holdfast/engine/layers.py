@@ -46,6 +46,8 @@ BLOCK_ROWS = 256
 BLOCK_TIMERS = 1024
 #: This many layers of one level are merged into one of the next level.
 FANOUT = 16
+#: On request, all layers become one only if they have this many times the rows that are left.
+_OBSOLETE_MIN = 1.1
 #: Timers of each layer that are looked at to find the earliest one.
 NEXT_TIMERS = 64
 
@@ -92,14 +94,17 @@ class Entries:
 
 def to_merge(
     levels: Sequence[int], entries: Sequence[int], *, fixed: int, most: float,
-    whole: bool | None = None,
+    whole: bool | None = None, rows: int = 0,
 ) -> tuple[int, int] | None:  # fmt: skip
     """The layers that should be merged: the number of the first one and the number after the last
     one. The levels and the numbers of entries are given from the oldest to the newest layer.
     `fixed`: so many of the oldest layers must stay. `most`: most entries to merge. `whole`: whether
-    all layers become one; None: when the others have as many entries as the oldest."""
+    all layers become one; None: when the others have as many entries as the oldest. `rows`: rows of
+    the state, which would be left: without obsolete entries, merging does not help."""
     if whole is None:
         whole = bool(entries) and entries[0] <= sum(entries[1:])
+    elif whole:
+        whole = sum(entries) >= _OBSOLETE_MIN * rows
     if whole and not fixed and len(levels) > 1 and sum(entries) <= most:
         return 0, len(levels)
     least = max(fixed, 1)  # the oldest layer holds most keys

@@ -121,7 +121,7 @@ class Merging:
             layers = shards[number].layers
             due = to_merge(
                 [layer.level for layer in layers], [layer.entries for layer in layers],
-                fixed=0, most=math.inf, whole=whole,
+                fixed=0, most=math.inf, whole=whole, rows=shards[number].rows,
             )  # fmt: skip
             if due is None:
                 continue

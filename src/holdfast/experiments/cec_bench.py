@@ -148,7 +148,7 @@ class Bench:
         self.soutput = SOutput(log, self.engine.digest)
         self.soutput.valid_from[self.path.name] = 0
         self.checkpoints = Checkpoints("main", log, self.engine, monotonic_us, self.form.settings)
-        version = self.checkpoints.recover(self.path)
+        version = self.checkpoints.recover([self.path]).get(self.path.name)
         self.engine.recovered([] if version is None else [version])
         if not log.has(OUTPUT):
             log.open_stream(OUTPUT, self.engine.schema(OUTPUT), self.engine.time(OUTPUT), 0)

@@ -47,7 +47,7 @@ def run(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _run(folder: str, stated_s: int, kills: int, say: Callable[[str], None]) -> dict[str, Any]:
-    options = hf.Options(memory="1g", archive=False)
+    options = hf.Options(memory="1g", archive=False, checkpoint_buckets=0)
     running = Run(
         NETWORKS[stated_s], storage=folder, deployment="processes", options=options,
         app=f"holdfast.experiments.cec_kills:net_{stated_s}s",

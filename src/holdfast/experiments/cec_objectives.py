@@ -25,7 +25,7 @@ OBJECTIVES_S = (1, 2, 5)
 WARM = 2 * IDS * WINDOW // ROWS
 #: U of the comparison with checkpoints of the whole state.
 COMPARED_ROWS = 1_000_000
-#: Steps of a form in a row when delays are measured, in which there is about one checkpoint.
+#: Steps of a form in a row when delays are measured; every second time there is a checkpoint.
 DELAYED = 50
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from holdfast.core import progress_events as core
 from holdfast.core.eventual_checkpoint import EventualCheckpoint, Recovered, Settings
@@ -48,8 +48,13 @@ class Checkpoints:
         #: Durations of the last checkpoints.
         self.seconds: deque[float] = deque(maxlen=100)
 
-    def recover(self, path: Path) -> Version | None:
-        """The newest durable version of a path whose files are usable."""
+    def recover(self, paths: Iterable[Path]) -> dict[str, Version]:
+        """By path, the newest durable version whose files are usable, if there is one."""
+        found = {path.name: self._recover(path) for path in paths}
+        self.add_other_paths()
+        return {name: version for name, version in found.items() if version is not None}
+
+    def _recover(self, path: Path) -> Version | None:
         began_us = self._clock()
         found = self._find(path)
         version, costs = found or (None, RecoveryCosts())
@@ -61,6 +66,14 @@ class Checkpoints:
                 recovered = Recovered(upto, entries, load_us, self._log.opening_us, costs)
             self.eventual[path.name] = EventualCheckpoint(self._settings, recovered)
         return version
+
+    def add_other_paths(self) -> None:
+        """Paths are read one after the other, and none continues before all were read: the time of
+        the others is a fixed cost of each."""
+        loading = [control.recovery for control in self.eventual.values() if control.recovery]
+        all_us = sum(recovery.load_us for recovery in loading)
+        for recovery in loading:
+            recovery.opening_us += all_us - recovery.load_us
 
     def _logged_upto(self, path: Path) -> int | None:
         """The last bucket of which all results are logged; None: there is none."""

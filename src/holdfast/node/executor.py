@@ -153,11 +153,11 @@ class Performer:
         """For each path, the newest durable version whose files are usable: its bucket, the first
         bucket of the inputs that it needs, and the first bucket of the outputs."""
         resumed: dict[str, tuple[int, int, int]] = {}
-        for path in self.fragment.paths:
-            if (version := self.checkpoints.recover(path)) is not None:
-                self.versions[path.name] = version
-                origin = min(self.log.info(output).starts_at for output in path.outputs)
-                resumed[path.name] = (version.bucket, self._needs_from(version), origin)
+        found = self.checkpoints.recover(self.fragment.paths)
+        self.versions.update(found)
+        for name, version in found.items():
+            origin = min(self.log.info(output).starts_at for output in self.paths[name].outputs)
+            resumed[name] = (version.bucket, self._needs_from(version), origin)
         self.checkpoints.clean_up()
         return resumed
 

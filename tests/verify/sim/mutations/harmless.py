@@ -279,7 +279,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @harmless(
     "end a replay and continue in the same step",
-    "Every bucket is compared or logged by itself: only the time of the recovery is not measured.",
+    "Every bucket is compared or logged by itself: only the costs of a recovery are wrong.",
     "replays",
     "flushes_overtake",
 )

@@ -66,7 +66,7 @@ def table(result: dict[str, Any]) -> Table:
     for dial, label in units.items():
         paper = PAPER[dial]
         for number, row in enumerate(result["sweeps"][dial]):
-            value = SCALE * row["value"] if dial == "cp" else row["value"]
+            value = SCALE[dial] * row["value"] if dial == "cp" else row["value"]
             shown.add_row(
                 label.format(value), f"{row['footprints']:,.0f}", f"{row['rewritten']:,.0f}",
                 *(_beside(row, key, paper, number) for key in ("extent", "load_s", "replayed_mb")),

@@ -2,9 +2,10 @@
 (Figure 5), and the dials Q, U and CP (Figures 6 to 9).
 
 A step of Spark takes longer than the shortest period CP of the paper. So CI and CP are ten times as
-long for the dial CP, and twice as long for U, where a longer CP would decide instead of U. The dials are apart from each other: Q limits the extent by merging layers, U and CP
-limit what is replayed by making more footprints durable. With Q, the footprints of every step are
-made durable, as in the paper.
+long for the dial CP, and twice as long for U, where a longer CP would decide instead of U. The
+dials are apart from each other: Q limits the extent by merging layers, U and CP limit what is
+replayed by making more footprints durable. With Q, the footprints of every step are made durable,
+as in the paper.
 """
 
 from __future__ import annotations

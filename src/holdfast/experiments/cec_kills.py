@@ -149,7 +149,7 @@ def plot(result: dict[str, Any], folder: str) -> list[str]:
     at.set_ylabel("seconds")
     at.set_ylim(bottom=0)
     at.grid(alpha=0.3)
-    at.legend()
+    at.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=4)
     path = os.path.join(folder, "cec-kills.png")
     figure.tight_layout()
     figure.savefig(path, dpi=110)

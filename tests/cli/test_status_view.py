@@ -235,6 +235,12 @@ def test_a_recovery_that_takes_longer_than_stated_is_shown(
     late = path("STABLE", now()) | {"footprints": slow}
     text = shown(status(nodes=[node("main", 4712, top=late)]), capsys)
     assert "node main, path top: the last recovery took 19.7 s; recovery_time is 2 s" in text
+    later = slow | {"recovery_ms_last": None, "recovery_ms_predicted": 4_900}
+    text = shown(
+        status(nodes=[node("main", 4712, top=path("STABLE", now()) | {"footprints": later})]),
+        capsys,
+    )
+    assert "path top: a recovery now is predicted to take 4.9 s; recovery_time is 2 s" in text
     fixed = path("STABLE", now()) | {"footprints": slow | {"recovery_ms_fixed": 2_500}}
     text = shown(status(nodes=[node("main", 4712, top=fixed)]), capsys)
     assert "recovery_time is 2 s, but 2.5 s are fixed: state a longer time" in text

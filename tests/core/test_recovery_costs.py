@@ -124,3 +124,12 @@ def test_a_recovery_that_ends_with_an_empty_bucket_does_not_make_the_next_one_ch
     assert (costs.recoveries, costs.fixed_us, costs.step_us) == (1, 1_000_000, 0)
     Recovery(upto=3, entries=0, load_us=1_000, opening_us=20_000).finished({4: 0}, 9_000_000, costs)
     assert costs.fixed_us > 4_000_000, "not cheap, but possibly expensive"
+
+
+def test_a_slow_replay_of_few_rows_does_not_hide_the_fixed_costs() -> None:
+    """Its time is that of the first jobs, which the next recovery needs for its first bucket."""
+    costs = RecoveryCosts(row_us=50_000.0)
+    recovery = Recovery(upto=3, entries=70, load_us=10_000, opening_us=20_000)
+    recovery.replayed({2: 20, 3: 20}, took_us=1_800_000)
+    recovery.finished({4: 20}, 380_000, costs)
+    assert costs.fixed_us >= 400_000

@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         default="replay",
         help="replay: upstream retains the rows from which a node that lost its storage is "
         "rebuilt; checkpoint: upstream retains only the rows after the newest checkpoint, and lost "
-        "storage is rebuilt only if no row was deleted; 'cec': see Network.protect (default: "
+        "storage is rebuilt only if no row was deleted; for 'cec' use net.protect (default: "
         "%(default)s)",
     )
     run.add_argument(

@@ -229,7 +229,7 @@ def _recovery(footprints: dict[str, Any] | None) -> str:
     if last_ms is not None and last_ms > stated_ms:
         parts.append(f"the last recovery took {last_ms / 1_000:.1f} s")
     if footprints["recovery_ms_predicted"] > stated_ms:
-        parts.append(f"the next one is predicted to take "
+        parts.append(f"a recovery now is predicted to take "
                      f"{footprints['recovery_ms_predicted'] / 1_000:.1f} s")  # fmt: skip
     if not parts:
         return ""

@@ -17,6 +17,7 @@ from holdfast.errors import StorageFull
 from holdfast.model.network import Network
 from holdfast.model.protection import FailurePolicy
 from holdfast.node.executor import Performer
+from holdfast.verify.history import Owed
 from holdfast.verify.scenario import Fault
 from holdfast.verify.sim.networks import NETWORKS, cec_chain, cec_line, cec_single
 from holdfast.verify.sim.nodes import NodeProcess
@@ -287,3 +288,18 @@ def test_a_node_whose_results_cannot_be_computed_any_more_refuses_to_start(lab: 
     outcome = lab.run(line, seconds=14, options=Options(checkpoint_buckets=1), tweak=damage)
     assert any(event.startswith("is quarantined: ") for event in counted(outcome, "third"))
     assert "Trimmed" not in str(failed(outcome))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_only_another_replica_owes_results_while_the_state_of_a_node_is_damaged(
+    lab: Lab, replicas: int
+) -> None:
+    """Tentative steps of the node are retried until the file is restored."""
+    faults = [Fault(3 * S, "silent", "s2", 12 * S), Fault(8 * S, "rot-state", "main", 5 * S)]
+    run = partial(network, "process", replicas)
+    outcome = lab.run(run, *faults, seconds=20, seed=1, options=OPTIONS)
+    needs(counted(outcome, "main")["failed"] > 3, "tentative steps have failed")
+    assert failed(outcome) == {}
+    owed = [e for e in outcome.history.of(Owed) if e.output == "merged"]
+    newest = [event.age_us for event in owed if event.at <= 9 * S]
+    assert (newest[-1] is None) == (replicas == 1)

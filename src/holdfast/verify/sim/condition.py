@@ -119,6 +119,8 @@ class Condition:
         if why := self.stuck(process):
             return why
         if isinstance(process, NodeProcess):
+            if process.disk.rotten:  # a stable step stops the node, a tentative one is retried
+                return "its state is damaged"
             return "it is slow" if process.slowness > 1.0 else ""
         if not isinstance(process, SourceProcess):
             return ""

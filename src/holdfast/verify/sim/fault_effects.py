@@ -91,11 +91,13 @@ def apply(fault: Fault, cast: Cast) -> Heal:
         case "rot" | "rot-state":
             is_state = fault.do == "rot-state"
             path, restore = process.disk.rot(state=is_state) or (None, lambda: None)
+            process.disk.rotten = is_state and path is not None
             process.world.say(process.name, "bit flipped in", path)
 
             def restart_repaired() -> None:
                 """An operator restores the file from a backup and restarts the host."""
                 restore()
+                process.disk.rotten = False
                 process.die("killed")
                 cast.start(process)
 

@@ -54,6 +54,8 @@ class MemoryDisk:
         self.full = False
         #: Reads, or syncs, fail with EIO.
         self.unreadable = self.unsyncable = False
+        #: A file of the state is damaged.
+        self.rotten = False
         #: The machine dies in this change from now on; 1: the next one. None: no crash.
         self.crash_after: int | None = None
         #: Number of changes made or attempted so far, each of which could have crashed.

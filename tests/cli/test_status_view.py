@@ -54,7 +54,7 @@ def node(name: str, pid: int, **paths: dict[str, Any]) -> dict[str, Any]:
 def path(state: str, position: int, tentative: int | None = None, *waiting: str) -> dict[str, Any]:
     return {
         "state": state, "position": position, "tentative_upto": tentative,
-        "waiting_for": [*waiting], "ended": False,
+        "waiting_for": [*waiting], "ended": False, "all_complete_upto": position,
     }  # fmt: skip
 
 
@@ -263,3 +263,12 @@ def test_a_broken_contract_is_summed_up_at_the_end_of_a_run() -> None:
     assert broken_text("top", both) == (
         "top: contract broken 3 times; buckets up to 210 ms overdue, 7 buckets lost"
     )
+
+
+def test_a_node_that_has_unprocessed_inputs_waits_for_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    behind = path("STABILIZATION", now() - 100, None, "tap9")
+    assert "tap9" in shown(status(nodes=[node("main", 4712, top=behind)]), capsys)
+    catching_up = behind | {"all_complete_upto": now() - 1}
+    assert "tap9" not in shown(status(nodes=[node("main", 4712, top=catching_up)]), capsys)

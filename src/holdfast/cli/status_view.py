@@ -157,7 +157,11 @@ class _View:
                 yield f"[red]node {node['node']} stopped:[/red] {escape(node['failure'])}"
 
     def _waits(self, path: dict[str, Any]) -> bool:
-        """Whether a path is late because of its inputs. A healthy one waits for the next bucket."""
+        """Whether a path is late because of its inputs. A healthy one waits for the next bucket, and
+        one that is catching up has inputs that it has not processed."""
+        complete_upto, position = path["all_complete_upto"], path["position"]
+        if complete_upto is not None and position is not None and complete_upto > position:
+            return False
         end_s = self._end_s(path["position"])
         late_s = max(WAITS_S, 3 * (self._width_us or 0) / 1e6)
         is_late = end_s is None or self._now_s - end_s > late_s

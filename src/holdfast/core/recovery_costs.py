@@ -73,9 +73,10 @@ class RecoveryCosts:
             self.replays += 1
             weight_of_rows = max(_WEIGHT, 1 / self.replays)
             self.row_us = _corrected(self.row_us, rows, replay_us, next_us, weight_of_rows)
-        # At least what was measured: few rows may make the replay look expensive.
-        modelled_us = self.entry_us * entries + self.replay_us(rows)
-        rest_us = all_us - min(modelled_us, load_us + replay_us)
+        replayed_us = self.replay_us(rows)
+        if rows < _COUNT_MIN:  # their cost is uncertain, and must not hide the rest
+            replayed_us = min(replayed_us, replay_us)
+        rest_us = max(0.0, all_us - self.entry_us * entries - replayed_us)
         if next_rows or rest_us > self.fixed_us:
             self.fixed_us += weight * (rest_us - self.fixed_us)
 

@@ -157,8 +157,8 @@ class _View:
                 yield f"[red]node {node['node']} stopped:[/red] {escape(node['failure'])}"
 
     def _waits(self, path: dict[str, Any]) -> bool:
-        """Whether a path is late because of its inputs. A healthy one waits for the next bucket, and
-        one that is catching up has inputs that it has not processed."""
+        """Whether a path is late because of its inputs. A healthy one only waits for the next
+        bucket; one that is catching up has inputs that it has not processed."""
         complete_upto, position = path["all_complete_upto"], path["position"]
         if complete_upto is not None and position is not None and complete_upto > position:
             return False

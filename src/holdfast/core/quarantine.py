@@ -119,9 +119,10 @@ POLICIES: Mapping[Kind, Policy] = {
 
 NOT_REBUILT = (
     "wait for the restart of the node: it continues from its checkpoint, or from the first bucket "
-    "if none of its inputs was deleted (sources with archive=True). If it fails again, restore its "
-    "folder from a backup; without a backup its state is lost, because with recovery='checkpoint' "
-    "or 'cec' upstream does not retain the inputs: start the network with another --storage"
+    "if none of its inputs was deleted. If it fails again, restore the damaged files, or the whole "
+    "folder of the node, from a backup that has its newest checkpoint, and restart the host with "
+    "`holdfast restart --host`. Without such a backup, the state is lost: start the network with "
+    "another --storage"
 )
 
 #: `_LOOPING`: kinds that count as crashes of a crash loop. `_EXTERNAL`: those of them that are not

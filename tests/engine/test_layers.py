@@ -329,7 +329,7 @@ def test_results_do_not_depend_on_when_layers_are_merged(tmp_path: Path, operato
         assert len({(run.shard.rows, run.shard.timer) for run in runs}) == 1
         most = [max(n, len(run.shard.layers)) for n, run in zip(most, runs, strict=True)]
         results += outs[0].num_rows
-    assert most[2] < most[0] < most[1]
+    assert most[2] <= 3 < most[0] < most[1]
     assert results > 70
 
 
